@@ -1,0 +1,60 @@
+"""Small Zarr arrays of the codec chain bytes + crc32c, written by zarr and read without it."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import zarr
+from zarr.codecs import Crc32cCodec
+
+from dflash_cache.errors import CacheCorruptError
+from dflash_cache.types import Array
+
+from .durable import Fingerprints, crc32c, read_fingerprinted
+
+CHUNK_BYTES = 4 << 20
+
+
+def write_group(folder: Path, attributes: dict[str, object] | None = None) -> None:
+    """Create an empty Zarr v3 group."""
+    zarr.create_group(store=folder, zarr_format=3, attributes=attributes or {})
+
+
+def write_array(folder: Path, data: Array, *, logical_dtype: str | None = None) -> None:
+    """Store ``data`` as a Zarr v3 array, cut along its first axis into chunks of about 4 MiB.
+
+    ``logical_dtype`` is set as an attribute where Zarr has no name for the dtype, as for the
+    bfloat16 bit patterns of a uint16 array.
+    """
+    row_bytes = max(1, data.nbytes // max(1, len(data)))
+    rows = max(1, min(len(data), CHUNK_BYTES // row_bytes))
+    array = zarr.create_array(
+        store=folder,
+        shape=data.shape,
+        dtype=data.dtype,
+        chunks=(rows, *data.shape[1:]),
+        compressors=(Crc32cCodec(),),
+        fill_value=0,
+        chunk_key_encoding={"name": "default", "separator": "."},
+        attributes={"logical_dtype": logical_dtype} if logical_dtype else {},
+        config={"write_empty_chunks": True},  # an absent chunk must always mean damage
+    )
+    array[...] = data
+
+
+def read_array(folder: Path, name: str, fingerprints: Fingerprints) -> Array:
+    """Read array ``folder/name``, every byte checked; ``CacheCorruptError`` names the file."""
+    metadata = json.loads(read_fingerprinted(folder, f"{name}/zarr.json", fingerprints))
+    shape = tuple(metadata["shape"])
+    rows = metadata["chunk_grid"]["configuration"]["chunk_shape"][0]
+    data = np.empty(shape, np.dtype(metadata["data_type"]))
+    for index in range(math.ceil(shape[0] / rows)):
+        key = ".".join(["c", str(index)] + ["0"] * (len(shape) - 1))
+        payload = read_fingerprinted(folder, f"{name}/{key}", fingerprints)
+        chunk = np.frombuffer(payload[:-4], data.dtype).reshape(rows, *shape[1:])
+        if crc32c(payload[:-4]).to_bytes(4, "little") != payload[-4:]:
+            raise CacheCorruptError(f"{folder / name / key}: the chunk's checksum does not match")
+        part = data[index * rows : (index + 1) * rows]
+        part[...] = chunk[: len(part)]
+    return data

@@ -1,0 +1,226 @@
+"""A cache folder: identity, plan, the target's frozen parts, and committed segments."""
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dflash_cache.errors import CacheCorruptError, CacheIncompleteError, ConfigError
+from dflash_cache.types import (
+    Array,
+    CommittedSegment,
+    DroppedRow,
+    HiddenSegment,
+    Int64Array,
+    SegmentPlan,
+)
+
+from .arrays import read_array, write_array, write_group
+from .commits import CommitLog, segment_of
+from .durable import (
+    Fingerprints,
+    checked_line,
+    fingerprint_files,
+    fsync_folder,
+    fsync_tree,
+    parse_checked_line,
+    read_fingerprinted,
+    read_fingerprinted,
+    write_atomically,
+)
+from .lock import writer_lock
+from .segment import SegmentWriter, read_segment, segment_name
+from .spec import CacheSpec
+
+SPEC, LEDGER, LOG, STAGING, ROOT = "spec.json", "ledger.jsonl", "commits.log", "staging", "cache.zarr"
+PLAN_ARRAYS = ("row_ids", "lengths", "segment_sequences")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TargetParts:
+    """What training needs of the target. Arrays are float32, or bfloat16 bits as uint16."""
+
+    config: Mapping[str, Any]  # the target's config.json
+    embedding: Array  # [vocabulary, H]
+    head: Array | None  # [vocabulary, H]; None when tied to the embedding
+    norm: Array | None  # [H], the final norm's weight, where it has one
+
+
+class Cache:
+    """A cache opened for reading. ``Cache.writer`` gives the one writer at a time."""
+
+    def __init__(self, root: Path, spec: CacheSpec, fingerprints: Fingerprints) -> None:
+        self.root = root
+        self.spec = spec
+        self._fingerprints = fingerprints
+        self._log = CommitLog(root / LOG)
+        self.segments = self._log.read()
+
+    @staticmethod
+    def exists(root: Path) -> bool:
+        return (root / SPEC).exists()
+
+    @classmethod
+    def open(cls, root: Path) -> "Cache":
+        """Open ``root``; ``ConfigError`` if it is no cache, ``CacheCorruptError`` if damaged."""
+        path = root / SPEC
+        if not path.exists():
+            if (root / LOG).exists():
+                raise CacheCorruptError(f"{path} is missing beside a commit log; restore it")
+            raise ConfigError(
+                f"{root} is no cache: it has no {SPEC}. Make one with: "
+                f"dflash-cache extract --data D --target M --cache {root}"
+            )
+        record = parse_checked_line(path.read_bytes(), str(path))
+        fingerprints = {name: (size, crc) for name, (size, crc) in record["files"].items()}
+        return cls(root, CacheSpec.from_dict(record["spec"]), fingerprints)
+
+    @classmethod
+    def create(
+        cls,
+        root: Path,
+        spec: CacheSpec,
+        plan: Sequence[SegmentPlan],
+        dropped: Sequence[DroppedRow],
+        target: TargetParts,
+    ) -> "Cache":
+        """Lay out a new cache. It exists once ``spec.json``, written last, is in place."""
+        if (root / LOG).exists():
+            raise CacheCorruptError(f"{root / SPEC} is missing beside a commit log; restore it")
+        staging = root / STAGING
+        shutil.rmtree(staging, ignore_errors=True)
+        shutil.rmtree(root / ROOT, ignore_errors=True)  # of a creation that did not get to its end
+        staging.mkdir(parents=True)
+        fresh = staging / ROOT
+        for name in ("", "segments", "plan"):
+            write_group(fresh / name)
+        write_group(fresh / "target", {"config": dict(target.config)})
+        plan_arrays = _plan_arrays(plan)
+        for name in PLAN_ARRAYS:
+            write_array(fresh / "plan" / name, plan_arrays[name])
+        logical = "bfloat16" if target.embedding.dtype == np.uint16 else "float32"
+        for name in ("embedding", "head", "norm"):
+            if (data := getattr(target, name)) is not None:
+                write_array(fresh / "target" / name, data, logical_dtype=logical)
+        (staging / LEDGER).write_text("".join(f"{json.dumps(asdict(row))}\n" for row in dropped))
+        fsync_tree(staging)
+        record = {"spec": spec.as_dict(), "files": fingerprint_files(staging)}
+        (staging / ROOT).rename(root / ROOT)
+        (staging / LEDGER).rename(root / LEDGER)
+        write_atomically(root / SPEC, checked_line(record))
+        return cls.open(root)
+
+    @property
+    def plan(self) -> list[SegmentPlan]:
+        """All planned segments in plan order, committed or not."""
+        rows, lengths, counts = (
+            read_array(self.root, f"{ROOT}/plan/{name}", self._fingerprints)
+            for name in PLAN_ARRAYS
+        )
+        bounds = np.cumsum(counts)[:-1]
+        pairs = zip(np.split(rows, bounds), np.split(lengths, bounds), strict=True)
+        return [
+            SegmentPlan(index=index, row_ids=row_ids, lengths=tokens)
+            for index, (row_ids, tokens) in enumerate(pairs)
+        ]
+
+    @property
+    def target(self) -> TargetParts:
+        """The target's embedding, head, final norm and configuration."""
+        folder = f"{ROOT}/target"
+        arrays = {
+            name: read_array(self.root, f"{folder}/{name}", self._fingerprints)
+            if f"{folder}/{name}/zarr.json" in self._fingerprints
+            else None
+            for name in ("embedding", "head", "norm")
+        }
+        assert arrays["embedding"] is not None
+        metadata = read_fingerprinted(self.root, f"{folder}/zarr.json", self._fingerprints)
+        return TargetParts(
+            config=json.loads(metadata)["attributes"]["config"],
+            embedding=arrays["embedding"],
+            head=arrays["head"],
+            norm=arrays["norm"],
+        )
+
+    @property
+    def ledger(self) -> list[DroppedRow]:
+        """Every row that was left out: by the plan, then by extraction."""
+        lines = read_fingerprinted(self.root, LEDGER, self._fingerprints).splitlines()
+        planned = [DroppedRow(**json.loads(line)) for line in lines]
+        return planned + [
+            row for _, segment in sorted(self.segments.items()) for row in segment.dropped
+        ]
+
+    def require_complete(self, num_planned: int) -> None:
+        """Raise ``CacheIncompleteError`` unless every planned segment is committed."""
+        if len(self.segments) < num_planned:
+            raise CacheIncompleteError(
+                f"{self.root} holds {len(self.segments)} of {num_planned} segments; run the same "
+                "`dflash-cache extract` again to finish it, or train at the same time with "
+                "`dflash-cache both --overlap`"
+            )
+
+    def read(self, index: int, row_ids: Int64Array | None = None) -> HiddenSegment:
+        """A committed segment, or those of its sequences that are in ``row_ids``; thread-safe."""
+        folder = self.root / ROOT / "segments" / segment_name(index)
+        return read_segment(folder, self.segments[index], self.spec, row_ids)
+
+    @contextmanager
+    def writer(self) -> Iterator["CacheWriter"]:
+        """Hold the writer lock; what a crash left behind is cleared or taken up first."""
+        with writer_lock(self.root):
+            yield CacheWriter(self, self._log)
+
+
+class CacheWriter:
+    """Writes and commits segments of one cache, under its lock.
+
+    ``segment`` may be called from any thread; ``commit`` from one thread, the committer.
+    """
+
+    def __init__(self, cache: Cache, log: CommitLog) -> None:
+        self._cache = cache
+        self._log = log
+        self._staging = cache.root / STAGING
+        self._segments = cache.root / ROOT / "segments"
+        shutil.rmtree(self._staging, ignore_errors=True)  # segments that never were whole
+        self._staging.mkdir()
+        log.cut_unterminated_line()
+        cache.segments = log.read()
+        for folder in sorted(self._segments.iterdir()):
+            if folder.is_dir() and int(folder.name) not in cache.segments:
+                self._adopt(folder)
+
+    def segment(self, plan: SegmentPlan) -> SegmentWriter:
+        return SegmentWriter(self._staging, self._cache.spec, plan.index, plan.num_tokens)
+
+    def commit(self, folder: Path, segment: CommittedSegment) -> None:
+        """Make a finished segment, durable in ``folder``, part of the cache."""
+        folder.rename(self._segments / segment_name(segment.index))
+        fsync_folder(self._segments)
+        self._record(segment)
+
+    def _adopt(self, folder: Path) -> None:
+        """Log a segment that was in place, durable, when a crash came before its log line."""
+        metadata = json.loads((folder / "zarr.json").read_bytes())
+        line = metadata["attributes"]["record"].encode()
+        self._record(segment_of(parse_checked_line(line, f"{folder}/zarr.json")))
+
+    def _record(self, segment: CommittedSegment) -> None:
+        self._log.append(segment)
+        self._cache.segments[segment.index] = segment
+
+
+def _plan_arrays(plan: Sequence[SegmentPlan]) -> dict[str, Int64Array]:
+    empty = np.zeros(0, np.int64)
+    return {
+        "row_ids": np.concatenate([empty, *(segment.row_ids for segment in plan)]),
+        "lengths": np.concatenate([empty, *(segment.lengths for segment in plan)]),
+        "segment_sequences": np.array([len(segment.row_ids) for segment in plan], np.int64),
+    }

@@ -1,0 +1,83 @@
+"""Zarr codec chains for hidden states, and the same chains as plain functions on chunks.
+
+Every chain ends with crc32c, so that no byte is used unchecked.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numcodecs import blosc
+from zarr.codecs import BloscCodec, BloscShuffle, Crc32cCodec
+
+from dflash_cache.errors import CacheCorruptError, ConfigError
+from dflash_cache.types import Array
+
+from .durable import crc32c
+
+CHECKSUM_BYTES = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChunkCodec:
+    """How an inner chunk of hidden states becomes bytes: blosc settings, or none at all."""
+
+    name: str
+    blosc_name: str | None = None
+    level: int = 0
+    shuffle: str = "noshuffle"
+    block_bytes: int = 0
+
+    def zarr_chain(self, item_bytes: int) -> tuple[BloscCodec | Crc32cCodec, ...]:
+        """The bytes-to-bytes codecs for an array's metadata."""
+        if self.blosc_name is None:
+            return (Crc32cCodec(),)
+        compressor = BloscCodec(
+            cname=self.blosc_name,
+            clevel=self.level,
+            shuffle=self.shuffle,
+            typesize=item_bytes,
+            blocksize=self.block_bytes,
+        )
+        return (compressor, Crc32cCodec())
+
+    def encode(self, chunk: Array) -> bytes | Array:
+        """The payload of a contiguous ``chunk``, without its checksum."""
+        if self.blosc_name is None:
+            return chunk.reshape(-1).view(np.uint8)
+        return bytes(
+            blosc.compress(
+                chunk,
+                self.blosc_name.encode(),
+                self.level,
+                int(BloscShuffle[self.shuffle].value == "bitshuffle") + 1,
+                self.block_bytes,
+                typesize=chunk.itemsize,
+            )
+        )
+
+    def decode(self, payload: memoryview, into: Array, where: str) -> None:
+        """Check the stored chunk ``payload`` (checksum last) and write its values to ``into``."""
+        stored = np.frombuffer(payload, np.uint8)
+        body, checksum = stored[:-CHECKSUM_BYTES], stored[-CHECKSUM_BYTES:]
+        if crc32c(body).to_bytes(CHECKSUM_BYTES, "little") != checksum.tobytes():
+            raise CacheCorruptError(f"{where}: the chunk's checksum does not match its bytes")
+        if self.blosc_name is None:
+            into.reshape(-1).view(np.uint8)[:] = body
+        else:
+            blosc.decompress(body, into)
+
+
+CODECS = {
+    codec.name: codec
+    for codec in (
+        ChunkCodec(name="crc32c"),
+        ChunkCodec(name="lz4", blosc_name="lz4", level=5, shuffle="bitshuffle"),
+        ChunkCodec(name="zstd", blosc_name="zstd", level=1, shuffle="shuffle", block_bytes=1 << 18),
+    )
+}
+
+
+def chunk_codec(name: str) -> ChunkCodec:
+    if name not in CODECS:
+        raise ConfigError(f"--codec {name}: choose one of {', '.join(CODECS)}")
+    return CODECS[name]

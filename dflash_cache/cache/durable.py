@@ -1,0 +1,100 @@
+"""Writing files so that a crash leaves the old state or the new one, and reading them checked."""
+
+import json
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+
+from dflash_cache.errors import CacheCorruptError
+from dflash_cache.types import Array
+
+Fingerprints = Mapping[str, tuple[int, int]]  # path -> (size in bytes, crc32c)
+
+
+def crc32c(data: bytes | Array, crc: int = 0) -> int:
+    """CRC-32C of ``data`` (contiguous), continuing from ``crc``."""
+    if isinstance(data, np.ndarray):
+        data = data.reshape(-1).view(np.uint8)
+    return int(google_crc32c.extend(crc, data))
+
+
+def fsync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fsync_file(path: Path) -> None:
+    fsync_folder(path)  # a folder and a file are made durable by the same calls
+
+
+def fsync_tree(folder: Path) -> None:
+    """Make every file and folder below ``folder`` durable, contents before their folder."""
+    for parent, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            fsync_file(Path(parent, name))
+        fsync_folder(Path(parent))
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace ``path`` by ``data``, durable when this returns."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    fsync_folder(path.parent)
+
+
+def checked_line(record: Mapping[str, Any]) -> bytes:
+    """One JSON object as a line that carries its own checksum: ``<crc32c> <json>``."""
+    body = json.dumps(record, separators=(",", ":"), sort_keys=True).encode()
+    return b"%08x %s\n" % (crc32c(body), body)
+
+
+def parse_checked_line(line: bytes, where: str) -> dict[str, Any]:
+    """The object of a ``checked_line``; ``CacheCorruptError`` names ``where`` if it was altered."""
+    checksum, _, body = line.rstrip(b"\n").partition(b" ")
+    if not line.endswith(b"\n") or checksum != b"%08x" % crc32c(body):
+        raise CacheCorruptError(
+            f"{where}: the record's checksum does not match its content; the file was altered "
+            "after it was written. Restore it from a copy; nothing was deleted."
+        )
+    return dict(json.loads(body))
+
+
+def fingerprint_files(folder: Path, *, skip: str = "") -> dict[str, tuple[int, int]]:
+    """Size and crc32c of every file below ``folder`` but ``skip``, by relative path."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and name != skip:
+            data = path.read_bytes()
+            found[name] = (len(data), crc32c(data))
+    return found
+
+
+def read_fingerprinted(folder: Path, name: str, fingerprints: Fingerprints) -> bytes:
+    """The bytes of ``folder/name``, checked against what was recorded when it was written."""
+    path = folder / name
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise CacheCorruptError(f"{path}: the file is missing") from None
+    size, crc = fingerprints[name]
+    if len(data) != size:
+        raise CacheCorruptError(f"{path}: {len(data)} bytes, expected {size}")
+    if crc32c(data) != crc:
+        raise CacheCorruptError(f"{path}: checksum differs from the one recorded when written")
+    return data

@@ -1,0 +1,41 @@
+"""One writer at a time, by a lock that the operating system drops with its holder."""
+
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dflash_cache.errors import CacheBusyError
+
+
+@contextmanager
+def writer_lock(root: Path) -> Iterator[None]:
+    """Hold the cache's writer lock; ``CacheBusyError`` at once if a live process has it.
+
+    The file stays when its holder dies, the lock does not: nothing is ever cleaned up by hand.
+    """
+    path = root / "lock"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(descriptor, 4096).decode(errors="replace").strip() or "unknown"
+            raise CacheBusyError(
+                f"{root} is being written by another process ({holder}); wait until it ends, or "
+                "choose another --cache"
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, _holder().encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _holder() -> str:
+    since = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    return json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": since})

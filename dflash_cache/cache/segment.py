@@ -1,0 +1,231 @@
+"""One segment on disk: a Zarr group written once by one writer.
+
+Axes: T tokens, K context layers, H hidden size.
+"""
+
+import math
+import shutil
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import zarr
+from zarr.codecs import ShardingCodec
+
+from dflash_cache.errors import CacheCorruptError
+from dflash_cache.types import (
+    Array,
+    CommittedSegment,
+    DroppedRow,
+    HiddenSegment,
+    Int64Array,
+    TokenSequence,
+)
+
+from .arrays import read_array, write_array, write_group
+from .codecs import chunk_codec
+from .commits import record_of
+from .durable import checked_line, fingerprint_files, fsync_tree
+from .shard import ShardReader, ShardWriter
+from .spec import CacheSpec
+
+INNER_CHUNK_BYTES = 4 << 20
+SHARD_KEY = "hidden_states/c.0.0.0"
+SMALL_ARRAYS = ("input_ids", "loss_mask", "offsets", "row_ids")
+
+
+def segment_name(index: int) -> str:
+    return f"{index:08d}"
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentLayout:
+    """How T tokens lie in one shard: equal inner chunks near 4 MiB, with little padding."""
+
+    num_tokens: int
+    token_bytes: int
+
+    @property
+    def num_chunks(self) -> int:
+        """0 for a segment all of whose rows were dropped."""
+        limit = max(1, INNER_CHUNK_BYTES // self.token_bytes)
+        return math.ceil(self.num_tokens / limit)
+
+    @property
+    def chunk_tokens(self) -> int:
+        return math.ceil(self.num_tokens / self.num_chunks) if self.num_chunks else 1
+
+
+class SegmentWriter:
+    """Streams a segment into a temporary folder; ``finish`` makes it whole, never visible.
+
+    Hidden states are appended as they come and are not kept: at most one inner chunk is in memory.
+    """
+
+    def __init__(self, staging: Path, spec: CacheSpec, index: int, num_tokens: int) -> None:
+        self.index = index
+        self.folder = staging / f"{segment_name(index)}-{uuid.uuid4().hex}"
+        self._spec = spec
+        self._layout = SegmentLayout(num_tokens, spec.token_bytes)
+        self._appended = 0
+        dtype = np.uint16 if spec.dtype == "bfloat16" else np.float32
+        shape = (self._layout.chunk_tokens, len(spec.target_layer_ids), spec.hidden_size)
+        self._chunk = np.zeros(shape, dtype)
+        self._filled = 0
+        (self.folder / "hidden_states").mkdir(parents=True)
+        self._shard = ShardWriter(self.folder / SHARD_KEY, chunk_codec(spec.codec))
+
+    def append(self, hidden_TKH: Array) -> None:
+        """Add the next tokens; the array is free for reuse when this returns."""
+        if hidden_TKH.shape[1:] != self._chunk.shape[1:] or hidden_TKH.dtype != self._chunk.dtype:
+            raise ValueError(
+                f"hidden states {hidden_TKH.shape} {hidden_TKH.dtype}, expected "
+                f"(tokens, {self._chunk.shape[1]}, {self._chunk.shape[2]}) {self._chunk.dtype}"
+            )
+        self._appended += len(hidden_TKH)
+        while len(hidden_TKH):
+            if self._filled == 0 and len(hidden_TKH) >= len(self._chunk):
+                self._shard.append(np.ascontiguousarray(hidden_TKH[: len(self._chunk)]))
+                hidden_TKH = hidden_TKH[len(self._chunk) :]
+                continue
+            part = hidden_TKH[: len(self._chunk) - self._filled]
+            self._chunk[self._filled : self._filled + len(part)] = part
+            self._filled += len(part)
+            hidden_TKH = hidden_TKH[len(part) :]
+            if self._filled == len(self._chunk):
+                self._flush()
+
+    def _flush(self) -> None:
+        self._shard.append(self._chunk)
+        self._filled = 0
+
+    def finish(
+        self, sequences: Sequence[TokenSequence], dropped: Sequence[DroppedRow] = ()
+    ) -> CommittedSegment:
+        """Write everything else and make the folder durable. Returns its commit record.
+
+        ``sequences`` are those whose hidden states were appended, in order.
+        """
+        lengths = [len(sequence.input_ids) for sequence in sequences]
+        if sum(lengths) != self._appended:
+            raise ValueError(f"{self._appended} tokens appended for sequences of {sum(lengths)}")
+        if self._filled:
+            self._chunk[self._filled :] = 0
+            self._flush()
+        self._shard.finish()
+        if not sequences:  # every row was dropped: an empty array has no shard
+            (self.folder / SHARD_KEY).unlink()
+        self._write_arrays(sequences, lengths)
+        files = fingerprint_files(self.folder, skip=SHARD_KEY)
+        if sequences:
+            files[SHARD_KEY] = (self._shard.size, self._shard.crc)
+        segment = CommittedSegment(
+            index=self.index,
+            num_sequences=len(sequences),
+            num_tokens=self._appended,
+            chunk_tokens=len(self._chunk),
+            bytes_raw=self._appended * self._spec.token_bytes,
+            bytes_stored=sum(size for size, _ in files.values()),
+            files=files,
+            dropped=tuple(dropped),
+        )
+        # The segment carries its own record, so that the log can be rebuilt.
+        write_group(self.folder, {"record": checked_line(record_of(segment)).decode()})
+        fsync_tree(self.folder)
+        return segment
+
+    def abort(self) -> None:
+        """Remove what was written."""
+        self._shard.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _write_arrays(self, sequences: Sequence[TokenSequence], lengths: list[int]) -> None:
+        zarr.create_array(
+            store=self.folder / "hidden_states",
+            shape=(self._appended, *self._chunk.shape[1:]),
+            dtype=self._chunk.dtype,
+            chunks=self._chunk.shape,
+            shards=(len(self._chunk) * max(1, self._shard.num_chunks), *self._chunk.shape[1:]),
+            compressors=chunk_codec(self._spec.codec).zarr_chain(self._spec.item_bytes),
+            fill_value=0,
+            chunk_key_encoding={"name": "default", "separator": "."},
+            attributes={"logical_dtype": self._spec.dtype},
+        )
+        offsets = np.cumsum([0, *lengths], dtype=np.int64)
+        row_ids = np.array([sequence.row_id for sequence in sequences], dtype=np.int64)
+        empty = np.zeros(0, np.int32)
+        input_ids = np.concatenate([empty, *(s.input_ids for s in sequences)]).astype(np.int32)
+        loss_mask = np.concatenate([empty, *(s.loss_mask for s in sequences)]).astype(np.uint8)
+        for name, data in zip(
+            SMALL_ARRAYS, (input_ids, loss_mask, offsets, row_ids), strict=True
+        ):
+            write_array(self.folder / name, data)
+
+
+def read_segment(
+    folder: Path, segment: CommittedSegment, spec: CacheSpec, row_ids: Int64Array | None = None
+) -> HiddenSegment:
+    """Read a committed segment, or only those of its sequences that are in ``row_ids``.
+
+    Every byte is checked. ``CacheCorruptError`` names the file, the chunk and the rows in it.
+    """
+    ids, mask, offsets, rows = (
+        read_array(folder, name, segment.files) for name in SMALL_ARRAYS
+    )
+    wanted = np.arange(len(rows)) if row_ids is None else np.flatnonzero(np.isin(rows, row_ids))
+    lengths = np.diff(offsets)[wanted]
+    tokens = np.concatenate([np.arange(0)] + [np.arange(offsets[i], offsets[i + 1]) for i in wanted])
+    chunks = np.unique(tokens // segment.chunk_tokens)
+    hidden = _read_chunks(folder, segment, spec, chunks, offsets, rows)
+    if row_ids is None:
+        hidden = hidden[: segment.num_tokens]
+    else:
+        first = np.searchsorted(chunks, tokens // segment.chunk_tokens) * segment.chunk_tokens
+        hidden = hidden[first + tokens % segment.chunk_tokens]
+    return HiddenSegment(
+        index=segment.index,
+        row_ids=rows[wanted],
+        offsets=np.cumsum([0, *lengths], dtype=np.int64),
+        input_ids=ids[tokens],
+        loss_mask=mask[tokens],
+        hidden_TKH=hidden,
+    )
+
+
+def _read_chunks(
+    folder: Path,
+    segment: CommittedSegment,
+    spec: CacheSpec,
+    chunks: Int64Array,
+    offsets: Int64Array,
+    rows: Int64Array,
+) -> Array:
+    """The inner chunks numbered ``chunks`` end to end: [len(chunks) * chunk_tokens, K, H]."""
+    shape = (len(spec.target_layer_ids), spec.hidden_size)
+    dtype = np.uint16 if spec.dtype == "bfloat16" else np.float32
+    tokens = segment.chunk_tokens
+    hidden = np.empty((len(chunks) * tokens, *shape), dtype)
+    if not len(chunks):
+        return hidden
+    size, _ = segment.files[SHARD_KEY]
+    num_chunks = -(-segment.num_tokens // tokens)
+    chunk = -1
+    try:
+        with ShardReader(folder / SHARD_KEY, num_chunks, size, chunk_codec(spec.codec)) as shard:
+            for place, chunk in enumerate(chunks.tolist()):
+                shard.read_into(chunk, hidden[place * tokens : (place + 1) * tokens])
+    except CacheCorruptError as error:
+        first, last = (0, segment.num_tokens) if chunk < 0 else (chunk * tokens, (chunk + 1) * tokens)
+        inside = rows[(offsets[:-1] < last) & (offsets[1:] > first)]
+        raise CacheCorruptError(
+            f"{error}; it holds states of rows {shown_rows(inside)} (segment {segment.index}). "
+            "Restore the file from a copy, or extract into a new --cache"
+        ) from error
+    return hidden
+
+
+def shown_rows(rows: Int64Array, most: int = 12) -> str:
+    shown = ", ".join(str(row) for row in rows[:most])
+    return shown if len(rows) <= most else f"{shown} and {len(rows) - most} more"

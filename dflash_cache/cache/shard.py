@@ -1,0 +1,112 @@
+"""Zarr v3 shard files, streamed out chunk by chunk and read in ranges.
+
+A shard is inner chunks end to end, then an index of (offset, size) pairs, uint64 little-endian,
+and the index's crc32c (Zarr v3 sharding codec, index at the end).
+"""
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from dflash_cache.errors import CacheCorruptError
+from dflash_cache.types import Array
+
+from .codecs import CHECKSUM_BYTES, ChunkCodec
+from .durable import crc32c
+
+_INDEX_ENTRY_BYTES = 16
+
+
+class ShardWriter:
+    """Appends inner chunks to one new file. Not thread-safe: a shard has one writer."""
+
+    def __init__(self, path: Path, codec: ChunkCodec) -> None:
+        self._codec = codec
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        self._index: list[tuple[int, int]] = []
+        self.size = 0
+        self.crc = 0
+
+    @property
+    def num_chunks(self) -> int:
+        return len(self._index)
+
+    def append(self, chunk: Array) -> None:
+        """Write one whole inner chunk (contiguous)."""
+        payload = self._codec.encode(chunk)
+        checksum = crc32c(payload).to_bytes(CHECKSUM_BYTES, "little")
+        self._index.append((self.size, len(payload) + CHECKSUM_BYTES))
+        self._write(payload)
+        self._write(checksum)
+
+    def finish(self) -> None:
+        """Write the index and make the file durable."""
+        index = np.array(self._index, dtype="<u8").reshape(-1, 2).tobytes()
+        self._write(index + crc32c(index).to_bytes(CHECKSUM_BYTES, "little"))
+        os.fsync(self._descriptor)
+        self.close()
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _write(self, data: bytes | Array) -> None:
+        self.crc = crc32c(data, self.crc)
+        view = memoryview(data)
+        while view:  # a write may be short, for a signal or at 2 GiB
+            written = os.write(self._descriptor, view)
+            self.size += written
+            view = view[written:]
+
+
+class ShardReader:
+    """Reads inner chunks of one shard file, each checked. Use as a context manager."""
+
+    def __init__(self, path: Path, num_chunks: int, size: int, codec: ChunkCodec) -> None:
+        self._path = path
+        self._codec = codec
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            raise CacheCorruptError(f"{path}: the file is missing") from None
+        try:
+            self._index = self._read_index(num_chunks, size)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def __enter__(self) -> "ShardReader":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        os.close(self._descriptor)
+
+    def read_into(self, chunk: int, values: Array) -> None:
+        """Decode inner chunk number ``chunk`` into ``values`` (contiguous, a whole chunk)."""
+        offset, size = (int(entry) for entry in self._index[chunk])
+        payload = self._read(offset, size)
+        self._codec.decode(memoryview(payload), values, f"{self._path}, chunk {chunk}")
+
+    def _read_index(self, num_chunks: int, size: int) -> Array:
+        found = os.fstat(self._descriptor).st_size
+        if found != size:
+            raise CacheCorruptError(f"{self._path}: {found} bytes, expected {size}")
+        index_bytes = num_chunks * _INDEX_ENTRY_BYTES
+        data = self._read(size - index_bytes - CHECKSUM_BYTES, index_bytes + CHECKSUM_BYTES)
+        index = data[:index_bytes]
+        if crc32c(index).to_bytes(CHECKSUM_BYTES, "little") != data[index_bytes:]:
+            raise CacheCorruptError(f"{self._path}: the shard index's checksum does not match")
+        return np.frombuffer(index, "<u8").reshape(num_chunks, 2)
+
+    def _read(self, offset: int, size: int) -> bytes:
+        data = os.pread(self._descriptor, size, offset)
+        while len(data) < size:
+            more = os.pread(self._descriptor, size - len(data), offset + len(data))
+            if not more:
+                raise CacheCorruptError(
+                    f"{self._path}: ends at byte {offset + len(data)}, expected {offset + size}"
+                )
+            data += more
+        return data

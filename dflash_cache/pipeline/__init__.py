@@ -1,0 +1,21 @@
+"""Threads joined by bounded channels: the only package that touches ``threading``."""
+
+from .arrivals import Arrivals
+from .channel import Cancelled, Channel, ChannelClosed
+from .interrupt import Interrupted, stop_on_signals
+from .ordered import ordered_map
+from .pipeline import Pipeline, StageStuckError
+from .stage import StageStatistics
+
+__all__ = [
+    "Arrivals",
+    "Cancelled",
+    "Channel",
+    "ChannelClosed",
+    "Interrupted",
+    "Pipeline",
+    "StageStatistics",
+    "StageStuckError",
+    "ordered_map",
+    "stop_on_signals",
+]

@@ -1,0 +1,105 @@
+"""A bounded first-in first-out channel on one condition."""
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Generic, Literal, TypeVar
+
+from .stage import wait_until
+
+T = TypeVar("T")
+
+
+class ChannelClosed(Exception):
+    """The last producer left and everything it sent was taken."""
+
+
+class Cancelled(Exception):
+    """The pipeline is stopping; a stage lets this pass through, after saving what it must."""
+
+
+class Channel(Generic[T]):
+    """Carries items between stages and makes a fast stage wait for a slow one.
+
+    It closes when its last producer leaves. ``abort`` wakes every waiting thread with
+    ``Cancelled`` and drops what is queued. A channel without producers stays open: filled with
+    buffers at the start, it is a pool whose empty state is the backpressure; there ``get`` counts
+    as ``blocked`` and not as ``starved``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        capacity: int,
+        *,
+        items: Iterable[T] = (),
+        get_counts_as: Literal["starved", "blocked"] = "starved",
+    ) -> None:
+        if capacity < 1:
+            raise ValueError(f"channel {name!r}: capacity must be at least 1, got {capacity}")
+        self.name = name
+        self.capacity = capacity
+        self._items = deque(items)
+        self._get_counts_as = get_counts_as
+        self._changed = threading.Condition()
+        self._producers = 0
+        self._closed = False
+        self._aborted = False
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def add_producer(self) -> None:
+        with self._changed:
+            self._producers += 1
+
+    def remove_producer(self) -> None:
+        with self._changed:
+            self._producers -= 1
+            if self._producers == 0:
+                self._closed = True
+                self._changed.notify_all()
+
+    def abort(self) -> None:
+        with self._changed:
+            self._aborted = True
+            self._items.clear()
+            self._changed.notify_all()
+
+    def put(self, item: T) -> None:
+        """Add ``item``, waiting for room; raises ``Cancelled`` after ``abort``."""
+        with self._changed:
+            wait_until(
+                self._changed,
+                lambda: len(self._items) < self.capacity or self._aborted,
+                kind="blocked",
+            )
+            if self._aborted:
+                raise Cancelled(self.name)
+            assert not self._closed, f"channel {self.name!r}: put after the last producer left"
+            self._items.append(item)
+            self._changed.notify_all()
+
+    def get(self) -> T:
+        """Take the oldest item, waiting for one; raises ``ChannelClosed`` or ``Cancelled``."""
+        with self._changed:
+            wait_until(
+                self._changed,
+                lambda: bool(self._items) or self._aborted or self._closed,
+                kind=self._get_counts_as,
+            )
+            if self._aborted:
+                raise Cancelled(self.name)
+            if not self._items:
+                raise ChannelClosed(self.name)
+            item = self._items.popleft()
+            self._changed.notify_all()
+            return item
+
+    def __iter__(self) -> Iterator[T]:
+        while True:
+            try:
+                item = self.get()
+            except ChannelClosed:
+                return
+            yield item

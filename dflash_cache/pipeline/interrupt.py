@@ -1,0 +1,38 @@
+"""Ctrl-C and SIGTERM as an exception in the main thread, once."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class Interrupted(BaseException):
+    """A signal asked the process to stop. No ``Exception``: an error handler must not take it."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(signal.Signals(signal_number).name)
+        self.exit_code = 128 + signal_number
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[None]:
+    """Raise ``Interrupted`` in the main thread on the first SIGINT or SIGTERM; ignore later ones.
+
+    The stop itself takes seconds (a checkpoint is written), and a second Ctrl-C in that time must
+    not tear it.
+    """
+    stopping = False
+
+    def handle(signal_number: int, frame: FrameType | None) -> None:
+        nonlocal stopping
+        if not stopping:
+            stopping = True
+            raise Interrupted(signal_number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    previous = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

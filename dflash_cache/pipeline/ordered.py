@@ -1,0 +1,65 @@
+"""Work done by several threads whose results come out in the order of the input."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import TypeVar
+
+from .channel import Cancelled, Channel, ChannelClosed
+from .pipeline import Pipeline
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    error: Exception
+
+
+def ordered_map(
+    pipeline: Pipeline,
+    stage: str,
+    work: Callable[[A], B],
+    items: Callable[[], Iterable[A]],
+    *,
+    workers: int,
+    depth: int,
+) -> Iterator[B]:
+    """Map ``work`` over ``items`` with ``workers`` threads, each at most ``depth`` results ahead.
+
+    ``items`` is called once a worker and must yield the same things each time: worker i takes the
+    items i, i + workers, ... An error travels in the order of its item: everything before it is
+    yielded first, then it is raised.
+    """
+    lanes: list[Channel[B | _Failure]] = [
+        pipeline.channel(f"{stage}-{i}", depth) for i in range(workers)
+    ]
+
+    def run(lane_index: int) -> None:
+        lane = lanes[lane_index]
+        try:
+            for item in islice(items(), lane_index, None, workers):
+                lane.put(work(item))
+        except Cancelled:
+            raise
+        except Exception as error:  # raised again by the consumer, in its place
+            error.add_note(f"raised in stage {stage!r} of pipeline {pipeline.name!r}")
+            lane.put(_Failure(error))
+
+    for i in range(workers):
+        pipeline.spawn(stage, lambda i=i: run(i), into=[lanes[i]])  # type: ignore[misc]
+
+    def results() -> Iterator[B]:
+        turn = 0
+        while True:
+            try:
+                result = lanes[turn % workers].get()
+            except ChannelClosed:
+                return
+            if isinstance(result, _Failure):
+                raise result.error
+            yield result
+            turn += 1
+
+    return results()

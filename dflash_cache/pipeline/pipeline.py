@@ -1,0 +1,147 @@
+"""A task group for threads: named stages, one failure stops all, leaving always joins."""
+
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Hashable, Iterable
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
+
+from .arrivals import Arrivals
+from .channel import Cancelled, Channel
+from .stage import StageStatistics, begin_stage, end_stage
+
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+
+
+class StageStuckError(RuntimeError):
+    """A stage did not reach a border within the time allowed for stopping."""
+
+
+class _Abortable(Protocol):
+    def abort(self) -> None: ...
+
+
+A = TypeVar("A", bound=_Abortable)
+
+
+class Pipeline:
+    """Runs stages in threads; use as a context manager and call ``start`` inside.
+
+    The first failure of a stage, or an exception in the body, aborts every channel, so that all
+    stages end at their next border. Leaving the block joins all threads and raises the original
+    exception, with a note that names its stage. A stage still running ``stop_timeout_s`` seconds
+    after a stop was asked for is reported by ``StageStuckError`` with its stack.
+    """
+
+    def __init__(self, name: str, *, stop_timeout_s: float = 12.0) -> None:
+        self.name = name
+        self.statistics: dict[str, StageStatistics] = {}
+        self._stop_timeout_s = stop_timeout_s
+        self._abortables: list[_Abortable] = []
+        self._threads: list[threading.Thread] = []
+        self._errors: list[BaseException] = []
+        self._lock = threading.Lock()
+        self._cancelled = False
+
+    def channel(self, name: str, capacity: int) -> Channel[T]:
+        return self._register(Channel(name, capacity))
+
+    def pool(self, name: str, items: Iterable[T]) -> Channel[T]:
+        """A fixed set of buffers that circulates; waiting for one counts as ``blocked``."""
+        items = list(items)
+        return self._register(Channel(name, len(items), items=items, get_counts_as="blocked"))
+
+    def arrivals(self, name: str, arrived: Iterable[K] = ()) -> Arrivals[K]:
+        return self._register(Arrivals(name, arrived))
+
+    def _register(self, abortable: A) -> A:
+        self._abortables.append(abortable)
+        return abortable
+
+    def spawn(
+        self, stage: str, work: Callable[[], None], *, into: Iterable[Channel[Any]] = ()
+    ) -> None:
+        """Add a thread to ``stage``; it is counted as a producer of the channels ``into``."""
+        into = tuple(into)
+        for channel in into:
+            channel.add_producer()
+        self.statistics.setdefault(stage, StageStatistics())
+
+        def run() -> None:
+            statistics = begin_stage()
+            try:
+                work()
+            except Cancelled:
+                pass
+            except BaseException as error:  # a thread's failure of any kind must reach the caller
+                error.add_note(f"raised in stage {stage!r} of pipeline {self.name!r}")
+                self.cancel(error)
+            finally:
+                end_stage(statistics)
+                with self._lock:
+                    self.statistics[stage].add(statistics)
+                for channel in into:
+                    channel.remove_producer()
+
+        name = f"{self.name}/{stage}"
+        self._threads.append(threading.Thread(target=run, name=name, daemon=False))
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def cancel(self, cause: BaseException | None = None) -> None:
+        """Ask every stage to stop at its next border."""
+        with self._lock:
+            if cause is not None:
+                self._errors.append(cause)
+            self._cancelled = True
+        for abortable in self._abortables:
+            abortable.abort()
+
+    def check(self) -> None:
+        """Raise ``Cancelled`` if the pipeline is stopping: a border inside long work."""
+        if self._cancelled:
+            raise Cancelled(self.name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            try:
+                self._join()
+            except BaseException as interruption:  # a signal's: stop the stages, then pass it on
+                error = interruption
+        if error is not None:
+            self.cancel(None if isinstance(error, Cancelled) else error)
+        if self._cancelled:
+            self._join(deadline=time.monotonic() + self._stop_timeout_s)
+        if self._errors:
+            first, *others = self._errors
+            for other in others:
+                first.add_note(f"then failed too: {other!r}")
+            if first is not error or error_type is None:
+                raise first
+
+    def _join(self, *, deadline: float | None = None) -> None:
+        for thread in self._threads:
+            if thread.ident is None:
+                continue
+            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                frame = sys._current_frames().get(thread.ident)
+                stack = "".join(traceback.format_stack(frame)) if frame else "(no stack)\n"
+                raise StageStuckError(
+                    f"stage {thread.name!r} did not stop within {self._stop_timeout_s:g} s; "
+                    f"it stands at:\n{stack}"
+                ) from (self._errors[0] if self._errors else None)

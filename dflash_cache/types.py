@@ -1,0 +1,104 @@
+"""The values that cross the borders between packages.
+
+Axes in names: T tokens, N sequences, K context layers, H hidden size, S blocks, B block size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:  # torch must not be imported by code that only reads a cache
+    import torch
+
+Array = npt.NDArray[Any]
+Int64Array = npt.NDArray[np.int64]
+DtypeName = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenSequence:
+    """One dataset row as tokens, truncated to the plan's limit."""
+
+    row_id: int
+    input_ids: npt.NDArray[np.int32]  # [T]
+    loss_mask: npt.NDArray[np.uint8]  # [T], 0 or 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DroppedRow:
+    """A row that is not in the cache, and why."""
+
+    row_id: int
+    reason: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SegmentPlan:
+    """Which rows form segment ``index``, in the order in which they are stored."""
+
+    index: int
+    row_ids: Int64Array  # [N]
+    lengths: Int64Array  # [N], tokens
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.lengths.sum())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HiddenSegment:
+    """One segment's sequences, ragged: sequence n is ``offsets[n]:offsets[n + 1]``.
+
+    ``hidden_TKH`` is float32, or bfloat16 bit patterns as uint16.
+    """
+
+    index: int
+    row_ids: Int64Array  # [N]
+    offsets: Int64Array  # [N + 1]
+    input_ids: npt.NDArray[np.int32]  # [T]
+    loss_mask: npt.NDArray[np.uint8]  # [T]
+    hidden_TKH: Array
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommittedSegment:
+    """The record that makes a segment part of the cache."""
+
+    index: int
+    num_sequences: int
+    num_tokens: int
+    chunk_tokens: int  # of hidden states in one inner Zarr chunk
+    bytes_raw: int
+    bytes_stored: int
+    files: Mapping[str, tuple[int, int]]  # path in the segment -> (size in bytes, crc32c)
+    dropped: tuple[DroppedRow, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DraftBatch:
+    """Packed training input: N whole sequences end to end, no padding, and S blocks on them.
+
+    Token indices are positions in the pack; ``offsets`` delimits the sequences. ``anchors`` is
+    ascending. The float features keep the stored dtype until they are on the training device.
+    """
+
+    hidden_TKH: torch.Tensor  # [T, K, H], float32 or bfloat16
+    input_ids: torch.Tensor  # [T], int64
+    loss_mask: torch.Tensor  # [T], bool
+    offsets: torch.Tensor  # [N + 1], int64, on the CPU
+    anchors: torch.Tensor  # [S], int64, on the CPU
+    row_ids: tuple[int, ...]
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.row_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.offsets[-1])
