@@ -2,6 +2,7 @@
 
 from .cache import Cache, CacheWriter, TargetParts
 from .codecs import CODECS
+from .lock import writer_lock
 from .segment import SegmentWriter
 from .spec import CacheSpec, TargetIdentity, require_same_identity
 
@@ -14,4 +15,5 @@ __all__ = [
     "TargetIdentity",
     "TargetParts",
     "require_same_identity",
+    "writer_lock",
 ]

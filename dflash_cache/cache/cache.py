@@ -2,8 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,14 +29,19 @@ from .durable import (
     fsync_tree,
     parse_checked_line,
     read_fingerprinted,
-    read_fingerprinted,
     write_atomically,
 )
-from .lock import writer_lock
+from .lock import LOCK
 from .segment import SegmentWriter, read_segment, segment_name
 from .spec import CacheSpec
 
-SPEC, LEDGER, LOG, STAGING, ROOT = "spec.json", "ledger.jsonl", "commits.log", "staging", "cache.zarr"
+SPEC, LEDGER, LOG, STAGING, ROOT = (
+    "spec.json",
+    "ledger.jsonl",
+    "commits.log",
+    "staging",
+    "cache.zarr",
+)
 PLAN_ARRAYS = ("row_ids", "lengths", "segment_sequences")
 
 
@@ -45,21 +49,21 @@ PLAN_ARRAYS = ("row_ids", "lengths", "segment_sequences")
 class TargetParts:
     """What training needs of the target. Arrays are float32, or bfloat16 bits as uint16."""
 
-    config: Mapping[str, Any]  # the target's config.json
+    config: Mapping[str, Any]  # the text model's configuration, every value written out
     embedding: Array  # [vocabulary, H]
     head: Array | None  # [vocabulary, H]; None when tied to the embedding
     norm: Array | None  # [H], the final norm's weight, where it has one
+    mask_token_id: int | None  # what its tokenizer offers as a mask token
 
 
 class Cache:
-    """A cache opened for reading. ``Cache.writer`` gives the one writer at a time."""
+    """A cache opened for reading; ``segments`` holds the commit records by index."""
 
     def __init__(self, root: Path, spec: CacheSpec, fingerprints: Fingerprints) -> None:
         self.root = root
         self.spec = spec
         self._fingerprints = fingerprints
-        self._log = CommitLog(root / LOG)
-        self.segments = self._log.read()
+        self.segments = CommitLog(root / LOG).read()
 
     @staticmethod
     def exists(root: Path) -> bool:
@@ -90,8 +94,7 @@ class Cache:
         target: TargetParts,
     ) -> "Cache":
         """Lay out a new cache. It exists once ``spec.json``, written last, is in place."""
-        if (root / LOG).exists():
-            raise CacheCorruptError(f"{root / SPEC} is missing beside a commit log; restore it")
+        _refuse_foreign(root)
         staging = root / STAGING
         shutil.rmtree(staging, ignore_errors=True)
         shutil.rmtree(root / ROOT, ignore_errors=True)  # of a creation that did not get to its end
@@ -99,7 +102,9 @@ class Cache:
         fresh = staging / ROOT
         for name in ("", "segments", "plan"):
             write_group(fresh / name)
-        write_group(fresh / "target", {"config": dict(target.config)})
+        write_group(
+            fresh / "target", {"config": dict(target.config), "mask_token_id": target.mask_token_id}
+        )
         plan_arrays = _plan_arrays(plan)
         for name in PLAN_ARRAYS:
             write_array(fresh / "plan" / name, plan_arrays[name])
@@ -119,8 +124,7 @@ class Cache:
     def plan(self) -> list[SegmentPlan]:
         """All planned segments in plan order, committed or not."""
         rows, lengths, counts = (
-            read_array(self.root, f"{ROOT}/plan/{name}", self._fingerprints)
-            for name in PLAN_ARRAYS
+            read_array(self.root, f"{ROOT}/plan/{name}", self._fingerprints) for name in PLAN_ARRAYS
         )
         bounds = np.cumsum(counts)[:-1]
         pairs = zip(np.split(rows, bounds), np.split(lengths, bounds), strict=True)
@@ -141,8 +145,10 @@ class Cache:
         }
         assert arrays["embedding"] is not None
         metadata = read_fingerprinted(self.root, f"{folder}/zarr.json", self._fingerprints)
+        attributes = json.loads(metadata)["attributes"]
         return TargetParts(
-            config=json.loads(metadata)["attributes"]["config"],
+            config=attributes["config"],
+            mask_token_id=attributes["mask_token_id"],
             embedding=arrays["embedding"],
             head=arrays["head"],
             norm=arrays["norm"],
@@ -171,22 +177,18 @@ class Cache:
         folder = self.root / ROOT / "segments" / segment_name(index)
         return read_segment(folder, self.segments[index], self.spec, row_ids)
 
-    @contextmanager
-    def writer(self) -> Iterator["CacheWriter"]:
-        """Hold the writer lock; what a crash left behind is cleared or taken up first."""
-        with writer_lock(self.root):
-            yield CacheWriter(self, self._log)
-
 
 class CacheWriter:
-    """Writes and commits segments of one cache, under its lock.
+    """Writes and commits segments of one cache. Whoever makes one holds ``writer_lock``.
+
+    What a crash left behind is cleared or taken up first.
 
     ``segment`` may be called from any thread; ``commit`` from one thread, the committer.
     """
 
-    def __init__(self, cache: Cache, log: CommitLog) -> None:
+    def __init__(self, cache: Cache) -> None:
         self._cache = cache
-        self._log = log
+        self._log = log = CommitLog(cache.root / LOG)
         self._staging = cache.root / STAGING
         self._segments = cache.root / ROOT / "segments"
         shutil.rmtree(self._staging, ignore_errors=True)  # segments that never were whole
@@ -215,6 +217,19 @@ class CacheWriter:
     def _record(self, segment: CommittedSegment) -> None:
         self._log.append(segment)
         self._cache.segments[segment.index] = segment
+
+
+def _refuse_foreign(root: Path) -> None:
+    """Only an empty folder, or one in which a creation did not get to its end, may be laid out."""
+    segments = root / ROOT / "segments"
+    if (root / LOG).exists() or (segments.is_dir() and any(p.is_dir() for p in segments.iterdir())):
+        raise CacheCorruptError(f"{root / SPEC} is missing beside committed segments; restore it")
+    foreign = sorted({path.name for path in root.iterdir()} - {LOCK, STAGING, ROOT, LEDGER})
+    if foreign:
+        raise ConfigError(
+            f"--cache {root} is a folder with other things in it ({', '.join(foreign[:5])}); "
+            "name a new or empty folder"
+        )
 
 
 def _plan_arrays(plan: Sequence[SegmentPlan]) -> dict[str, Int64Array]:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from dflash_cache.errors import CacheBusyError
 
+LOCK = "lock"
+
 
 @contextmanager
 def writer_lock(root: Path) -> Iterator[None]:
@@ -18,7 +20,8 @@ def writer_lock(root: Path) -> Iterator[None]:
 
     The file stays when its holder dies, the lock does not: nothing is ever cleaned up by hand.
     """
-    path = root / "lock"
+    root.mkdir(parents=True, exist_ok=True)
+    path = root / LOCK
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import zarr
-from zarr.codecs import ShardingCodec
 
 from dflash_cache.errors import CacheCorruptError
 from dflash_cache.types import (
@@ -158,9 +157,7 @@ class SegmentWriter:
         empty = np.zeros(0, np.int32)
         input_ids = np.concatenate([empty, *(s.input_ids for s in sequences)]).astype(np.int32)
         loss_mask = np.concatenate([empty, *(s.loss_mask for s in sequences)]).astype(np.uint8)
-        for name, data in zip(
-            SMALL_ARRAYS, (input_ids, loss_mask, offsets, row_ids), strict=True
-        ):
+        for name, data in zip(SMALL_ARRAYS, (input_ids, loss_mask, offsets, row_ids), strict=True):
             write_array(self.folder / name, data)
 
 
@@ -171,12 +168,12 @@ def read_segment(
 
     Every byte is checked. ``CacheCorruptError`` names the file, the chunk and the rows in it.
     """
-    ids, mask, offsets, rows = (
-        read_array(folder, name, segment.files) for name in SMALL_ARRAYS
-    )
+    ids, mask, offsets, rows = (read_array(folder, name, segment.files) for name in SMALL_ARRAYS)
     wanted = np.arange(len(rows)) if row_ids is None else np.flatnonzero(np.isin(rows, row_ids))
     lengths = np.diff(offsets)[wanted]
-    tokens = np.concatenate([np.arange(0)] + [np.arange(offsets[i], offsets[i + 1]) for i in wanted])
+    tokens = np.concatenate(
+        [np.arange(0)] + [np.arange(offsets[i], offsets[i + 1]) for i in wanted]
+    )
     chunks = np.unique(tokens // segment.chunk_tokens)
     hidden = _read_chunks(folder, segment, spec, chunks, offsets, rows)
     if row_ids is None:
@@ -217,7 +214,9 @@ def _read_chunks(
             for place, chunk in enumerate(chunks.tolist()):
                 shard.read_into(chunk, hidden[place * tokens : (place + 1) * tokens])
     except CacheCorruptError as error:
-        first, last = (0, segment.num_tokens) if chunk < 0 else (chunk * tokens, (chunk + 1) * tokens)
+        first, last = (
+            (0, segment.num_tokens) if chunk < 0 else (chunk * tokens, (chunk + 1) * tokens)
+        )
         inside = rows[(offsets[:-1] < last) & (offsets[1:] > first)]
         raise CacheCorruptError(
             f"{error}; it holds states of rows {shown_rows(inside)} (segment {segment.index}). "

@@ -76,8 +76,7 @@ def require_same_identity(
     differing = [
         f"{f.name}: {getattr(found, f.name)!r}, expected {getattr(expected, f.name)!r}"
         for f in fields(expected)
-        if f.name in shared - _NOT_COMPARED
-        and getattr(found, f.name) != getattr(expected, f.name)
+        if f.name in shared - _NOT_COMPARED and getattr(found, f.name) != getattr(expected, f.name)
     ]
     if differing:
         raise CacheMismatchError(f"{what}:\n  " + "\n  ".join(differing) + f"\n{remedy}")

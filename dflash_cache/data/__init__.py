@@ -1,0 +1,7 @@
+"""Arrow rows to token sequences: the only package that imports datasets and pyarrow."""
+
+from .plan import plan_batches, plan_segments
+from .rows import TokenRows
+from .survey import Survey, survey
+
+__all__ = ["Survey", "TokenRows", "plan_batches", "plan_segments", "survey"]

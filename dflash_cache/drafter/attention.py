@@ -60,7 +60,7 @@ def tile_mask(
     sees_context = token < anchor
     sees_block = anchor == anchor.T
     if causal:
-        sees_block = sees_block & (slot.T <= slot)
+        sees_block = sees_block & (slot >= slot.T)
     if window is not None:
         sees_context = sees_context & (position - token < window)
         sees_block = sees_block & ((position - position.T).abs() < window)

@@ -13,9 +13,7 @@ def eligible_anchors(loss_mask: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
     return np.flatnonzero(supervised[:-1] & supervised[1:])
 
 
-def draw_anchors(
-    loss_mask: npt.NDArray[np.uint8], count: int, *key: int
-) -> npt.NDArray[np.int64]:
+def draw_anchors(loss_mask: npt.NDArray[np.uint8], count: int, *key: int) -> npt.NDArray[np.int64]:
     """Up to ``count`` ascending anchors of one sequence, without replacement.
 
     The draw depends on ``key`` (seed, epoch, row) alone: it needs no state to be resumed and does

@@ -22,9 +22,7 @@ def default_target_layer_ids(num_target_layers: int, num_context_layers: int) ->
     if num_context_layers == 1:
         return (num_target_layers // 2,)
     last = num_target_layers - 4
-    ids = tuple(
-        round(1 + i * last / (num_context_layers - 1)) for i in range(num_context_layers)
-    )
+    ids = tuple(round(1 + i * last / (num_context_layers - 1)) for i in range(num_context_layers))
     if last < 0 or len(set(ids)) != len(ids):
         raise ConfigError(
             f"a target of {num_target_layers} layers has no {num_context_layers} distinct default "
@@ -67,6 +65,45 @@ class DrafterConfig:
             raise ValueError(f"target_layer_ids must ascend: {self.target_layer_ids}")
         if not 0 <= self.mask_token_id < self.vocab_size:
             raise ValueError(f"mask_token_id {self.mask_token_id} is outside the embedding")
+
+    @classmethod
+    def for_target(
+        cls,
+        text: Mapping[str, Any],
+        *,
+        vocab_size: int,
+        num_layers: int,
+        block_size: int,
+        mask_token_id: int,
+        target_layer_ids: tuple[int, ...],
+    ) -> "DrafterConfig":
+        """A drafter of ``num_layers`` full-attention layers in the shape of the target's own.
+
+        ``text`` is the target's text configuration with every value written out; ``vocab_size``
+        the number of rows of its embedding. A partial rotary factor is not taken over.
+        """
+        rope = text.get("rope_parameters") or {}
+        rope = rope.get(FULL, rope)  # some targets have one set for each kind of layer
+        heads, hidden = text["num_attention_heads"], text["hidden_size"]
+        return cls(
+            hidden_size=hidden,
+            intermediate_size=text.get("intermediate_size") or 3 * hidden,
+            num_hidden_layers=num_layers,
+            num_attention_heads=heads,
+            num_key_value_heads=text.get("num_key_value_heads") or heads,
+            head_dim=text.get("head_dim") or hidden // heads,
+            vocab_size=vocab_size,
+            max_position_embeddings=text["max_position_embeddings"],
+            rms_norm_eps=text.get("rms_norm_eps", 1e-6),
+            rope_theta=float(rope.get("rope_theta") or text.get("rope_theta") or 10000.0),
+            block_size=block_size,
+            mask_token_id=mask_token_id,
+            target_layer_ids=target_layer_ids,
+            num_target_layers=text["num_hidden_layers"],
+            layer_types=(FULL,) * num_layers,
+            bos_token_id=text.get("bos_token_id"),
+            eos_token_id=text.get("eos_token_id"),
+        )
 
     def layer_visibility(self, layer: int) -> tuple[bool, int | None]:
         """(causal inside the block, window in tokens or None) of drafter layer ``layer``."""
@@ -158,8 +195,10 @@ class DrafterConfig:
     def load(cls, folder: Path) -> "DrafterConfig":
         path = folder / "config.json"
         if not path.is_file():
-            raise ConfigError(f"{folder} is no drafter: it has no config.json; give the export "
-                              "folder of a training run (RUN/export)")
+            raise ConfigError(
+                f"{folder} is no drafter: it has no config.json; give the export "
+                "folder of a training run (RUN/export)"
+            )
         return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
 
 

@@ -107,7 +107,9 @@ class DFlashDrafter(nn.Module):
         """
         context = self.hidden_norm(self.fc(features_TKH.flatten(1)))
         rope = self._rope(context, positions)
-        return [cast(DrafterLayer, layer).self_attn.key_value(context, rope) for layer in self.layers]
+        return [
+            cast(DrafterLayer, layer).self_attn.key_value(context, rope) for layer in self.layers
+        ]
 
     def forward(
         self,

@@ -30,9 +30,7 @@ class Arrivals(Generic[K]):
     def wait(self, key: K) -> None:
         """Wait until ``key`` has arrived; raises ``Cancelled`` after ``abort``."""
         with self._changed:
-            wait_until(
-                self._changed, lambda: key in self._arrived or self._aborted, kind="starved"
-            )
+            wait_until(self._changed, lambda: key in self._arrived or self._aborted, kind="starved")
             if self._aborted:
                 raise Cancelled(self.name)
 

@@ -1,6 +1,6 @@
 """Work done by several threads whose results come out in the order of the input."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
@@ -25,12 +25,12 @@ def ordered_map(
     *,
     workers: int,
     depth: int,
-) -> Iterator[B]:
+) -> Generator[B, None, None]:
     """Map ``work`` over ``items`` with ``workers`` threads, each at most ``depth`` results ahead.
 
     ``items`` is called once a worker and must yield the same things each time: worker i takes the
     items i, i + workers, ... An error travels in the order of its item: everything before it is
-    yielded first, then it is raised.
+    yielded first, then it is raised. Closing the generator stops the workers.
     """
     lanes: list[Channel[B | _Failure]] = [
         pipeline.channel(f"{stage}-{i}", depth) for i in range(workers)
@@ -50,16 +50,19 @@ def ordered_map(
     for i in range(workers):
         pipeline.spawn(stage, lambda i=i: run(i), into=[lanes[i]])  # type: ignore[misc]
 
-    def results() -> Iterator[B]:
+    def results() -> Generator[B, None, None]:
         turn = 0
-        while True:
-            try:
+        try:
+            while True:
                 result = lanes[turn % workers].get()
-            except ChannelClosed:
-                return
-            if isinstance(result, _Failure):
-                raise result.error
-            yield result
-            turn += 1
+                if isinstance(result, _Failure):
+                    raise result.error
+                yield result
+                turn += 1
+        except ChannelClosed:
+            return
+        finally:  # a consumer that leaves early lets the workers go
+            for lane in lanes:
+                lane.abort()
 
     return results()

@@ -12,7 +12,6 @@ from .arrivals import Arrivals
 from .channel import Cancelled, Channel
 from .stage import StageStatistics, begin_stage, end_stage
 
-
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
@@ -54,6 +53,14 @@ class Pipeline:
         """A fixed set of buffers that circulates; waiting for one counts as ``blocked``."""
         items = list(items)
         return self._register(Channel(name, len(items), items=items, get_counts_as="blocked"))
+
+    def source(self, name: str, items: Iterable[T]) -> Channel[T]:
+        """A channel that holds all of ``items`` from the start and closes after them."""
+        items = list(items)
+        channel = self._register(Channel(name, max(1, len(items)), items=items))
+        channel.add_producer()
+        channel.remove_producer()
+        return channel
 
     def arrivals(self, name: str, arrived: Iterable[K] = ()) -> Arrivals[K]:
         return self._register(Arrivals(name, arrived))

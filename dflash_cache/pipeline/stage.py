@@ -43,9 +43,7 @@ def end_stage(statistics: StageStatistics) -> None:
     _current.statistics = None
 
 
-def wait_until(
-    changed: threading.Condition, ready: Callable[[], bool], *, kind: str
-) -> None:
+def wait_until(changed: threading.Condition, ready: Callable[[], bool], *, kind: str) -> None:
     """Wait on ``changed`` (held by the caller) and count the time as ``starved`` or ``blocked``.
 
     A thread that is no stage, such as the main thread, waits all the same and is not counted.

@@ -1,0 +1,20 @@
+"""The frozen target: identity, weights, capture of hidden states, decoding."""
+
+from .batch import BatchCapture, capture_batch
+from .capture import LayerCapture
+from .decoding import TargetDecoder, stop_token_ids
+from .identity import identify_target, resolve_target
+from .model import Target, TargetShape, mask_token_of
+
+__all__ = [
+    "BatchCapture",
+    "LayerCapture",
+    "Target",
+    "TargetDecoder",
+    "TargetShape",
+    "capture_batch",
+    "identify_target",
+    "mask_token_of",
+    "resolve_target",
+    "stop_token_ids",
+]

@@ -1,0 +1,24 @@
+"""Phase two: order, prefetch, the optimizer step, checkpoints."""
+
+from .batches import LiveSource, SegmentSource, as_tensor, pack, prefetch, whole_segment
+from .held_out import measure_held_out
+from .order import Position, TrainingOrder, held_out_rows
+from .step import DrafterStep, StepResult
+from .trainer import Trainer, TrainingState
+
+__all__ = [
+    "DrafterStep",
+    "LiveSource",
+    "Position",
+    "SegmentSource",
+    "StepResult",
+    "Trainer",
+    "TrainingOrder",
+    "TrainingState",
+    "as_tensor",
+    "held_out_rows",
+    "measure_held_out",
+    "pack",
+    "prefetch",
+    "whole_segment",
+]

@@ -1,0 +1,74 @@
+"""The ``dflash-cache`` command. Heavy imports happen inside the commands."""
+
+import os
+import sys
+
+# Before torch is imported: threads that wait give their core away instead of spinning on it.
+# Workers and trainer share the cores; spinning made steps up to six times slower (docs/decisions).
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import click
+import typer
+
+from dflash_cache.errors import DflashCacheError
+from dflash_cache.pipeline import Interrupted, StageStuckError, stop_on_signals
+
+from . import both, evaluate, extract, train
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    help="Extract a target's hidden states once into a Zarr cache; train DFlash drafters from it.",
+)
+for name, module in (
+    ("extract", extract),
+    ("train", train),
+    ("both", both),
+    ("evaluate", evaluate),
+):
+    app.command(name)(module.command)
+
+
+def _version(shown: bool) -> None:
+    if shown:
+        from importlib.metadata import version
+
+        names = ("dflash-cache", "torch", "transformers", "zarr")
+        typer.echo("\n".join(f"{name} {version(name)}" for name in names))
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    show_version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print versions and exit."
+    ),
+) -> None:
+    """Options of every command."""
+
+
+def main() -> None:
+    """Run the command; errors of ours end with their message, not with a trace."""
+    try:
+        with stop_on_signals():
+            app(standalone_mode=False)
+        code = 0
+    except click.exceptions.Exit as leaving:
+        code = leaving.exit_code
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except DflashCacheError as error:
+        sys.stderr.write(f"dflash-cache: {error}\n")
+        for note in getattr(error, "__notes__", ()):
+            sys.stderr.write(f"  {note}\n")
+        code = error.exit_code
+    except Interrupted as stop:
+        sys.stderr.write(f"dflash-cache: stopped by {stop}; the same command continues\n")
+        code = stop.exit_code
+    except StageStuckError as error:
+        sys.stderr.write(f"dflash-cache: {error}\n")
+        sys.stderr.flush()
+        os._exit(1)  # its thread cannot be joined, and would keep the process alive
+    sys.exit(code)

@@ -1,0 +1,87 @@
+"""Flags from configuration classes: every field of a configuration is an option."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import typer
+from rich.markup import escape
+
+from dflash_cache.config import Config, build, flag_of, load_toml, options_of
+
+Run = Callable[[Any, bool], None]
+
+
+def with_options(
+    config_type: type[Config],
+    preset: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
+) -> Callable[[Run], Callable[..., None]]:
+    """Make ``run(config, as_json)`` a command with one flag a field, ``--config`` and ``--json``.
+
+    ``preset`` may give settings that stand below the file and the flags, knowing what is set.
+    """
+
+    def decorate(run: Run) -> Callable[..., None]:
+        def command(**flags: Any) -> None:
+            file, as_json = flags.pop("config"), flags.pop("json")
+            given = {
+                name: value for name, value in flags.items() if value is not None and value != []
+            }
+            given |= {name: _parse_list(name, given[name], hints[name]) for name in given}
+            from_file = load_toml(file) if file else {}
+            below = preset(from_file | given) if preset else {}
+            run(build(config_type, below, from_file, given), as_json)
+
+        hints = {item.name: hint for item, hint in options_of(config_type)}
+        parameters = [_parameter(item, hint) for item, hint in options_of(config_type)]
+        parameters += [
+            _keyword("config", Path | None, "--config", "TOML file of settings; flags win."),
+            _keyword("json", bool, "--json", "Print the report as JSON, as the last line.", False),
+        ]
+        command.__doc__ = run.__doc__
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {each.name: each.annotation for each in parameters}
+        return command
+
+    return decorate
+
+
+def _parameter(item: Any, hint: Any) -> inspect.Parameter:
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    kind = next(each for each in kinds if each is not NoneType)
+    text = item.metadata["help"]
+    if item.default not in (MISSING, None, (), ""):
+        text += f" [{item.default}]"
+    flag = flag_of(item.name)
+    if kind is bool:
+        return _keyword(item.name, bool | None, f"{flag}/--no-{flag[2:]}", text)
+    if get_origin(kind) is tuple:
+        return _keyword(item.name, str | None, flag, f"{text} Separated by commas.")
+    return _keyword(item.name, Union[kind, None], flag, text)  # noqa: UP007  a Literal has no |
+
+
+def _keyword(
+    name: str, annotation: Any, flag: str, text: str, default: Any = None
+) -> inspect.Parameter:
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[annotation, typer.Option(flag, help=escape(text), show_default=False)],
+    )
+
+
+def _parse_list(name: str, value: Any, hint: Any) -> Any:
+    """``1,9,17`` as a tuple, for options that take several values."""
+    if get_origin(hint) is not tuple or not isinstance(value, str):
+        return value
+    parts = [part.strip() for part in value.split(",") if part.strip()]
+    if get_args(hint)[0] is not int:
+        return tuple(parts)
+    try:
+        return tuple(int(part) for part in parts)
+    except ValueError:
+        raise typer.BadParameter(f"{flag_of(name)} {value}: expected numbers, 1,9,17") from None

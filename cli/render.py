@@ -1,0 +1,97 @@
+"""Progress and reports on the terminal: progress on stderr, the report on stdout."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+
+from dflash_cache.runs.progress import OnProgress, Progress
+
+PLAIN_LINE_EVERY_S = 10.0
+
+
+@contextmanager
+def progress_display() -> Iterator[OnProgress]:
+    """Bars on a terminal, a plain line every ten seconds elsewhere."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _plain_lines()
+        return
+    columns = (
+        TextColumn("{task.description:9}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[unit]}"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[figures]}"),
+    )
+    with Bars(*columns, console=console) as bars:
+        tasks: dict[str, Any] = {}
+
+        def show(progress: Progress) -> None:
+            if progress.phase not in tasks:
+                tasks[progress.phase] = bars.add_task(
+                    progress.phase, total=progress.total, unit=progress.unit, figures=""
+                )
+            bars.update(
+                tasks[progress.phase],
+                completed=progress.done,
+                total=progress.total,
+                figures=_figures(progress),
+            )
+
+        yield show
+
+
+def _plain_lines() -> OnProgress:
+    last: dict[str, float] = {}
+
+    def show(progress: Progress) -> None:
+        now = time.monotonic()
+        ends = progress.done >= progress.total
+        if ends or now - last.get(progress.phase, -PLAIN_LINE_EVERY_S) >= PLAIN_LINE_EVERY_S:
+            last[progress.phase] = now
+            line = f"{progress.phase}: {progress.done}/{progress.total} {progress.unit}"
+            sys.stderr.write(f"{line}  {_figures(progress)}\n")
+            sys.stderr.flush()
+
+    return show
+
+
+def _figures(progress: Progress) -> str:
+    return "  ".join(f"{name} {value}" for name, value in progress.figures.items())
+
+
+def print_report(report: Mapping[str, Any], tables: list[Table], *, as_json: bool) -> None:
+    """The report as tables for a reader, or as one JSON line for a script."""
+    if as_json:
+        sys.stdout.write(json.dumps(report) + "\n")
+        return
+    console = Console()
+    for table in tables:
+        console.print(table)
+
+
+def figures_table(title: str, rows: Mapping[str, str]) -> Table:
+    table = Table(title=title, title_justify="left", show_header=False)
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def stages_table(stages: Mapping[str, Mapping[str, float]]) -> Table:
+    """Seconds of each stage, and which one the others wait for."""
+    table = Table(title="Stages [s]", title_justify="left")
+    for heading in ("stage", "busy", "starved (no input)", "blocked (no room)"):
+        table.add_column(heading, justify="left" if heading == "stage" else "right")
+    for name, seconds in stages.items():
+        cells = (seconds["busy_s"], seconds["starved_s"], seconds["blocked_s"])
+        table.add_row(name, *(f"{cell:.1f}" for cell in cells))
+    return table

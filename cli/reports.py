@@ -1,0 +1,65 @@
+"""Reports in a reader's words."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.table import Table
+
+from .render import figures_table, stages_table
+
+Report = Mapping[str, Any]
+
+
+def extract_tables(report: Report) -> list[Table]:
+    dropped = ", ".join(f"{rows} {reason}" for reason, rows in report["dropped"].items())
+    rows = {
+        "sequences": f"{report['sequences']:,}",
+        "tokens": f"{report['tokens']:,}",
+        "rows left out": dropped or "none",
+        "rows truncated": f"{report['truncated']:,}",
+        "hidden states": f"{report['bytes_raw'] / 1e6:,.0f} MB",
+        "on disk": f"{report['bytes_stored'] / 1e6:,.0f} MB",
+        "time": f"{report['wall_s']:.1f} s",
+    }
+    return [figures_table("Extracted", rows), stages_table(report["stages"])]
+
+
+def train_tables(report: Report) -> list[Table]:
+    rows = {
+        "steps": f"{report['steps']:,}",
+        "tokens": f"{report['tokens']:,}",
+        "loss": f"{report['loss_first']:.3f} -> {report['loss_last']:.3f}",
+        "block acceptance length": f"{report['block_acceptance_length']:.2f} (held-out rows, "
+        "teacher-forced)",
+        "accuracy by slot": " ".join(f"{share:.2f}" for share in report["slot_accuracy"]),
+        "time": f"{report['wall_s']:.1f} s",
+        "drafter": report["export"],
+    }
+    return [figures_table("Trained", rows), stages_table(report["stages"])]
+
+
+def evaluate_tables(report: Report) -> list[Table]:
+    table = Table(title="Decoded, held-out prompts", title_justify="left")
+    table.add_column("drafts from")
+    table.add_column("acceptance length", justify="right")
+    table.add_column("what it means")
+    meaning = "tokens that one pass of the target yields; 1.00 without drafts"
+    table.add_row("the trained drafter", f"{report['acceptance_length']:.2f}", meaning)
+    for name, words in (
+        ("prompt_lookup", "copying from the text so far"),
+        ("untrained", "the drafter before training"),
+    ):
+        if name in report:
+            table.add_row(name.replace("_", " "), f"{report[name]['acceptance_length']:.2f}", words)
+    rows = {
+        "lossless": f"{report['lossless']:.4g} (share of outputs equal to the target's own)",
+        "speed-up": f"{report['speedup']:.2f} times, on this machine",
+        "prompts": f"{report['prompts']}",
+        "tokens": f"{report['tokens']:,}",
+    }
+    return [table, figures_table("Checked", rows)]
+
+
+def both_tables(report: Report) -> list[Table]:
+    tables = extract_tables(report["extract"]) + train_tables(report["train"])
+    return tables + (evaluate_tables(report["evaluate"]) if "evaluate" in report else [])

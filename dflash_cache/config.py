@@ -1,0 +1,238 @@
+"""The settings of each command: frozen dataclasses, from which the flags are derived.
+
+A field's flag is its name with dashes. Values come from the defaults, then a TOML file, then flags.
+"""
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from .errors import ConfigError
+
+C = TypeVar("C")
+
+
+def option(default: Any = MISSING, *, help: str) -> Any:  # noqa: A002  the flag's help text
+    """A field of a configuration; without ``default`` the flag is required."""
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExtractConfig:
+    """Phase one: run the target over a dataset and keep its hidden states."""
+
+    data: Path = option(help="Dataset: a save_to_disk folder, or .arrow, .parquet or .jsonl files.")
+    target: str = option(help="Target model: a folder or a hub id.")
+    cache: Path = option(help="Cache folder; an unfinished one is resumed.")
+    split: str | None = option(None, help="Split of a dataset dict.")
+    limit: int | None = option(None, help="Use only the first rows [rows].")
+    revision: str | None = option(None, help="Revision of a hub id.")
+    trust_remote_code: bool = option(False, help="Allow the target's own Python code to run.")
+    devices: tuple[str, ...] = option((), help="Target devices, a worker each [all CUDA, or cpu].")
+    target_layers: tuple[int, ...] = option(
+        (), help="0-based decoder layers to keep [five, spread over the depth]."
+    )
+    dtype: Literal["float32", "bfloat16"] | None = option(
+        None,
+        help="What the target computes in and what is stored [bfloat16 on CUDA, else float32].",
+    )
+    codec: Literal["crc32c", "lz4", "zstd"] = option(
+        "lz4", help="How hidden states are stored; every codec is lossless and checksummed."
+    )
+    max_seq_len: int | None = option(
+        None, help="Longest sequence [tokens; 3072, or the target's own limit if lower]."
+    )
+    too_long: Literal["truncate", "drop"] = option("truncate", help="What becomes of longer rows.")
+    segment_tokens: int = option(16384, help="Size of a segment, the unit of commit [tokens].")
+    batch_tokens: int = option(8192, help="Most padded tokens in a target's batch [tokens].")
+    readers: int = option(2, help="Threads that read rows.")
+    writers: int = option(4, help="Threads that write segments.")
+    plan_seed: int = option(0, help="Seed of the order of extraction.")
+
+    def __post_init__(self) -> None:
+        _require_positive(
+            self, "segment_tokens", "batch_tokens", "readers", "writers", "limit", "max_seq_len"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainConfig:
+    """Phase two: train a drafter from a cache."""
+
+    cache: Path = option(help="Cache folder.")
+    out: Path = option(help="Run folder: checkpoints, metrics, export; a run in it is resumed.")
+    device: str = option("", help="Training device [the last CUDA device, or cpu].")
+    draft_layers: int = option(5, help="Layers of the drafter.")
+    block_size: int = option(16, help="Tokens of a draft block, the anchor included.")
+    anchors: int = option(512, help="Blocks per sequence, drawn afresh each epoch.")
+    batch_size: int = option(8, help="Sequences packed into a micro-batch.")
+    grad_accum: int = option(1, help="Micro-batches to an optimizer step.")
+    epochs: int = option(6, help="Passes over the data, unless --steps is given.")
+    steps: int | None = option(None, help="Optimizer steps, instead of --epochs.")
+    lr: float = option(6e-4, help="Peak learning rate.")
+    schedule: Literal["cosine", "wsd", "constant"] = option(
+        "cosine", help="Learning-rate schedule."
+    )
+    warmup: float = option(0.04, help="Warm-up, as a share of all steps.")
+    weight_decay: float = option(0.0, help="AdamW's weight decay.")
+    clip_norm: float = option(1.0, help="Largest gradient norm.")
+    gamma: float | None = option(None, help="Decay of slot weights [by block size].")
+    holdout: float | None = option(
+        None, help="Rows kept from training: a share below 1, else a number [64, at most a tenth]."
+    )
+    mask_token_id: int | None = option(
+        None, help="Mask token [the tokenizer's own, else an unused row of the embedding]."
+    )
+    save_every: int = option(500, help="Steps between checkpoints.")
+    keep: int = option(2, help="Checkpoints to keep.")
+    log_every: int = option(10, help="Steps between lines of metrics.")
+    prefetch_readers: int = option(2, help="Threads that read segments ahead.")
+    prefetch_depth: int = option(4, help="Batches ready ahead of training.")
+    seed: int = option(0, help="Seed of weights, order and anchors.")
+
+    def __post_init__(self) -> None:
+        _require_positive(
+            self, "draft_layers", "anchors", "batch_size", "grad_accum", "epochs", "steps", "lr",
+            "save_every", "keep", "log_every", "prefetch_readers", "prefetch_depth", "clip_norm",
+        )  # fmt: skip
+        if self.block_size < 2:
+            raise ConfigError(f"--block-size {self.block_size}: at least 2, an anchor and a token")
+        if not 0 <= self.warmup < 1:
+            raise ConfigError(f"--warmup {self.warmup}: a share of the steps, from 0 to below 1")
+        if self.holdout is not None and (
+            self.holdout < 0 or (self.holdout >= 1 and self.holdout % 1)
+        ):
+            raise ConfigError(f"--holdout {self.holdout}: a share below 1 or a number of rows")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluateConfig:
+    """Decode held-out prompts with and without a drafter."""
+
+    target: str = option(help="Target model: a folder or a hub id.")
+    drafter: Path = option(help="Drafter folder: RUN/export or another one in the same layout.")
+    data: Path = option(
+        help="Dataset of the prompts; of training data only held-out rows are used."
+    )
+    split: str | None = option(None, help="Split of a dataset dict.")
+    revision: str | None = option(None, help="Revision of a hub id.")
+    trust_remote_code: bool = option(False, help="Allow the target's own Python code to run.")
+    device: str = option("", help="Device [the last CUDA device, or cpu].")
+    dtype: Literal["float32", "bfloat16"] | None = option(
+        None, help="What target and drafter compute in [bfloat16 on CUDA, else float32]."
+    )
+    prompts: int = option(64, help="Prompts to decode [rows].")
+    new_tokens: int = option(64, help="Most tokens to decode for each prompt [tokens].")
+    untrained: bool = option(False, help="Decode with an untrained drafter of the same shape too.")
+    seed: int = option(0, help="Seed of the untrained drafter's weights.")
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "prompts", "new_tokens")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BothConfig:
+    """Both phases, one after the other or together, and an evaluation at the end."""
+
+    extract: ExtractConfig
+    train: TrainConfig
+    overlap: bool = option(False, help="Train while the extraction goes on.")
+    evaluate: bool = option(False, help="Decode the held-out rows at the end.")
+
+
+Config = ExtractConfig | TrainConfig | EvaluateConfig | BothConfig
+
+
+def _require_positive(config: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and value <= 0:
+            raise ConfigError(f"{flag_of(name)} {value}: must be greater than 0")
+
+
+def flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def options_of(config_type: type) -> Iterator[tuple[Field[Any], Any]]:
+    """Each option once, with its type: those of nested configurations stand among the others."""
+    seen = set()
+    hints = get_type_hints(config_type)
+    for item in fields(config_type):
+        nested = is_dataclass(hints[item.name])
+        found = options_of(hints[item.name]) if nested else [(item, hints[item.name])]
+        for inner, hint in found:
+            if inner.name not in seen:
+                seen.add(inner.name)
+                yield inner, hint
+
+
+def build(config_type: type[C], *layers: Mapping[str, Any]) -> C:
+    """Make a configuration from flat ``layers`` of values; a later layer wins.
+
+    ``ConfigError`` names a missing flag, an unknown key (with the nearest name) or a wrong type.
+    """
+    values = {name: value for layer in layers for name, value in layer.items()}
+    known = dict((item.name, hint) for item, hint in options_of(config_type))
+    for name in values:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"unknown setting {name!r}{hint}")
+    coerced = {name: _coerce(name, value, known[name]) for name, value in values.items()}
+    return _construct(config_type, coerced)
+
+
+def _construct(config_type: type[C], values: Mapping[str, Any]) -> C:
+    chosen: dict[str, Any] = {}
+    hints = get_type_hints(config_type)
+    for item in fields(config_type):  # type: ignore[arg-type]
+        if is_dataclass(hints[item.name]):
+            chosen[item.name] = _construct(hints[item.name], values)
+        elif item.name in values:
+            chosen[item.name] = values[item.name]
+        elif item.default is MISSING:
+            raise ConfigError(f"{flag_of(item.name)} is missing: {item.metadata['help']}")
+    return config_type(**chosen)
+
+
+def _coerce(name: str, value: Any, hint: Any) -> Any:
+    """``value`` as ``hint``: TOML has lists for tuples and strings for paths."""
+    accepted = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    if value is None and NoneType in accepted:
+        return None
+    kind = next(each for each in accepted if each is not NoneType)
+    origin = get_origin(kind)
+    if origin is Literal and value in get_args(kind):
+        return value
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(_coerce(name, each, get_args(kind)[0]) for each in value)
+    if kind is Path and isinstance(value, str | Path):
+        return Path(value)
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(kind, type) and type(value) is kind:
+        return value
+    expected = " | ".join(map(str, get_args(kind))) if origin is Literal else str(hint)
+    raise ConfigError(f"{flag_of(name)} {value!r}: expected {expected}")
+
+
+def load_toml(path: Path) -> dict[str, Any]:
+    """Settings from a TOML file, with dashes or underscores in the names."""
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"--config {path} does not exist") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"--config {path}: {error}") from error
+    return {name.replace("-", "_"): value for name, value in content.items()}
+
+
+def to_json(config: Any) -> str:
+    """The resolved configuration, as it is saved beside what it made."""
+    return json.dumps(asdict(config), indent=1, default=str) + "\n"

@@ -1,0 +1,88 @@
+"""``both``: the two phases, one after the other or joined at the cache."""
+
+import time
+from typing import Any
+
+import numpy as np
+
+from dflash_cache.config import BothConfig, EvaluateConfig
+from dflash_cache.target import mask_token_of
+from dflash_cache.train import LiveSource, SegmentSource, held_out_rows
+
+from .evaluate import evaluate
+from .extract import extract_report, extracting
+from .preparation import Preparation, prepare
+from .progress import OnProgress, ignore
+from .train import EXPORT, TrainingRun, choose_mask_token, train
+
+
+def both(config: BothConfig, on_progress: OnProgress = ignore) -> dict[str, Any]:
+    """Extract and train, together with ``config.overlap``; the weights are the same either way.
+
+    Returns the report: extract {..}, train {..}, wall_s, and evaluate {..} where it ran.
+    """
+    began = time.perf_counter()
+    preparation = prepare(config.extract, spare_last=True)
+    _check_training(config, preparation)
+    report = (_overlapped if config.overlap else _in_turn)(config, preparation, on_progress)
+    report["wall_s"] = round(time.perf_counter() - began, 3)
+    if config.evaluate:
+        report["evaluate"] = evaluate(_evaluation(config), on_progress)
+    return report
+
+
+def _in_turn(
+    config: BothConfig, preparation: Preparation, on_progress: OnProgress
+) -> dict[str, Any]:
+    began = time.perf_counter()
+    with extracting(preparation, on_progress) as (cache, pipeline, _):
+        pipeline.start()
+    wall_s = time.perf_counter() - began
+    return {
+        "extract": extract_report(preparation, cache, pipeline.statistics, wall_s),
+        "train": train(config.train, on_progress),
+    }
+
+
+def _overlapped(
+    config: BothConfig, preparation: Preparation, on_progress: OnProgress
+) -> dict[str, Any]:
+    began = time.perf_counter()
+    with extracting(preparation, on_progress) as (cache, pipeline, extraction):
+        run = TrainingRun(config.train, cache)
+        source: SegmentSource = LiveSource(cache, extraction.committed) if extraction else cache
+        run.spawn(pipeline, source, on_progress)
+        pipeline.start()
+    wall_s = time.perf_counter() - began
+    stages = {
+        name: stage
+        for name, stage in pipeline.statistics.items()
+        if name in ("prefetch", "pack", "train")
+    }
+    extraction_stages = {n: s for n, s in pipeline.statistics.items() if n not in stages}
+    return {
+        "extract": extract_report(preparation, cache, extraction_stages, wall_s),
+        "train": run.report(stages, wall_s),
+    }
+
+
+def _check_training(config: BothConfig, preparation: Preparation) -> None:
+    """Let settings of phase two that cannot work fail before phase one is paid for."""
+    vocab_size = preparation.spec.vocab_size
+    offered = mask_token_of(preparation.target_folder, vocab_size)
+    choose_mask_token(config.train, offered, vocab_size)
+    held_out_rows(np.asarray(preparation.survey.row_ids), config.train.holdout)
+
+
+def _evaluation(config: BothConfig) -> EvaluateConfig:
+    extract = config.extract
+    return EvaluateConfig(
+        target=extract.target,
+        drafter=config.train.out / EXPORT,
+        data=extract.data,
+        split=extract.split,
+        revision=extract.revision,
+        trust_remote_code=extract.trust_remote_code,
+        device=config.train.device,
+        untrained=True,
+    )

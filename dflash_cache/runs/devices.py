@@ -1,0 +1,42 @@
+"""Which devices a command uses when it is not told."""
+
+import torch
+
+from dflash_cache.errors import ConfigError
+from dflash_cache.types import DtypeName
+
+
+def target_devices(named: tuple[str, ...], *, spare_last: bool = False) -> tuple[str, ...]:
+    """``named``, else every CUDA device (but the last, if it is spared and not the only one)."""
+    if named:
+        for device in named:
+            check_device("--devices", device)
+        return named
+    count = torch.cuda.device_count()
+    if spare_last and count > 1:
+        count -= 1
+    return tuple(f"cuda:{index}" for index in range(count)) or ("cpu",)
+
+
+def single_device(named: str) -> str:
+    """``named``, else the last CUDA device, else the CPU."""
+    if named:
+        check_device("--device", named)
+        return named
+    count = torch.cuda.device_count()
+    return f"cuda:{count - 1}" if count else "cpu"
+
+
+def check_device(flag: str, name: str) -> None:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"{flag} {name}: no device name; use cpu or cuda:0") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"{flag} {name}: this machine has {torch.cuda.device_count()} CUDA devices; use cpu"
+        )
+
+
+def default_dtype(device: str, named: DtypeName | None) -> DtypeName:
+    return named or ("bfloat16" if device.startswith("cuda") else "float32")

@@ -1,0 +1,83 @@
+"""``extract``: a dataset and a target become a cache."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from dflash_cache.cache import Cache, CacheWriter, writer_lock
+from dflash_cache.config import ExtractConfig, to_json
+from dflash_cache.pipeline import Pipeline, StageStatistics
+
+from .extraction import Extraction, dropped_by_reason, load_captures
+from .preparation import Preparation, open_matching, prepare
+from .progress import OnProgress, ignore
+
+
+def extract(config: ExtractConfig, on_progress: OnProgress = ignore) -> dict[str, Any]:
+    """Fill the cache; an unfinished one is resumed and a finished one left as it is.
+
+    Returns the report: sequences, tokens, truncated, dropped {reason: rows}, bytes_raw,
+    bytes_stored, wall_s, stages {name: {busy_s, starved_s, blocked_s}}.
+    """
+    began = time.perf_counter()
+    preparation = prepare(config)
+    with extracting(preparation, on_progress) as (cache, pipeline, _):
+        pipeline.start()
+    return extract_report(preparation, cache, pipeline.statistics, time.perf_counter() - began)
+
+
+@contextmanager
+def extracting(
+    preparation: Preparation, on_progress: OnProgress
+) -> Iterator[tuple[Cache, Pipeline, Extraction | None]]:
+    """A pipeline with phase one's stages in it, not started, under the cache's writer lock.
+
+    Without anything left to do it is empty, and no target is loaded.
+    """
+    cache = open_matching(preparation)
+    if cache is not None and len(cache.segments) == len(preparation.plan):
+        with Pipeline("extract") as pipeline:
+            yield cache, pipeline, None
+        return
+    with writer_lock(preparation.config.cache):
+        captures = load_captures(preparation)
+        cache = open_matching(preparation) or _create(preparation, captures)
+        try:
+            with Pipeline("extract") as pipeline:
+                extraction = Extraction(
+                    pipeline, preparation, cache, CacheWriter(cache), captures, on_progress
+                )
+                yield cache, pipeline, extraction
+        finally:
+            for capture in captures.values():
+                capture.close()
+
+
+def _create(preparation: Preparation, captures: dict[str, Any]) -> Cache:
+    root = preparation.config.cache
+    parts = next(iter(captures.values())).target.parts()
+    cache = Cache.create(
+        root, preparation.spec, preparation.plan, preparation.survey.dropped, parts
+    )
+    (root / "extract.json").write_text(to_json(preparation.config), encoding="utf-8")
+    return cache
+
+
+def extract_report(
+    preparation: Preparation,
+    cache: Cache,
+    statistics: dict[str, StageStatistics],
+    wall_s: float,
+) -> dict[str, Any]:
+    segments = cache.segments.values()
+    return {
+        "sequences": sum(segment.num_sequences for segment in segments),
+        "tokens": sum(segment.num_tokens for segment in segments),
+        "truncated": preparation.survey.num_truncated,
+        "dropped": dropped_by_reason(cache),
+        "bytes_raw": sum(segment.bytes_raw for segment in segments),
+        "bytes_stored": sum(segment.bytes_stored for segment in segments),
+        "wall_s": round(wall_s, 3),
+        "stages": {name: stage.as_dict() for name, stage in statistics.items()},
+    }

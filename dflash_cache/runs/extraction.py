@@ -1,0 +1,202 @@
+"""The stages of phase one: readers, a target worker a device, writers, one committer."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from dflash_cache.cache import Cache, CacheWriter, SegmentWriter
+from dflash_cache.data import plan_batches
+from dflash_cache.pipeline import Arrivals, Channel, Pipeline
+from dflash_cache.target import BatchCapture, LayerCapture, Target, capture_batch
+from dflash_cache.types import CommittedSegment, SegmentPlan, TokenSequence
+
+from .preparation import Preparation
+from .progress import OnProgress, Progress
+
+ROWS_AHEAD = 2  # segments of token ids read ahead for each worker
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadSegment:
+    plan: SegmentPlan
+    sequences: list[TokenSequence]
+
+
+@dataclass(frozen=True, slots=True)
+class _StagedBatch:
+    """A batch's hidden states in a staging buffer, on the way to its segment's writer."""
+
+    plan: SegmentPlan
+    buffer: torch.Tensor
+    capture: BatchCapture
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _FinishedSegment:
+    folder: Path
+    segment: CommittedSegment
+
+
+class Extraction:
+    """Spawns phase one's stages in a pipeline, for the segments that are not committed yet."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        preparation: Preparation,
+        cache: Cache,
+        writer: CacheWriter,
+        captures: dict[str, LayerCapture],
+        on_progress: OnProgress,
+    ) -> None:
+        self._pipeline = pipeline
+        self._preparation = preparation
+        self._cache = cache
+        self._writer = writer
+        self._on_progress = on_progress
+        self.committed: Arrivals[int] = pipeline.arrivals("committed", cache.segments)
+        missing = [plan for plan in preparation.plan if plan.index not in cache.segments]
+        config = preparation.config
+        workers = [captures[device] for device in preparation.devices]
+        plans: Channel[SegmentPlan] = pipeline.source("plan", missing)
+        rows: Channel[_ReadSegment] = pipeline.channel("rows", ROWS_AHEAD * len(workers))
+        lanes: list[Channel[_StagedBatch]] = [
+            pipeline.channel(f"staged-{index}", 2) for index in range(config.writers)
+        ]
+        finished: Channel[_FinishedSegment] = pipeline.channel("finished", config.writers)
+        buffers = pipeline.pool("staging", self._buffers(2 * len(workers) + config.writers))
+        for _ in range(config.readers):
+            pipeline.spawn("read", lambda: self._read(plans, rows), into=[rows])
+        for capture in workers:
+            work = self._target_work(capture, rows, buffers, lanes)
+            pipeline.spawn("target", work, into=lanes)
+        for lane in lanes:
+            pipeline.spawn("write", self._write_work(lane, buffers, finished), into=[finished])
+        pipeline.spawn("commit", lambda: self._commit(finished))
+
+    def _buffers(self, count: int) -> list[torch.Tensor]:
+        """Staging for one batch each: [tokens, K, H]; pinned where a CUDA device copies into it."""
+        preparation, spec = self._preparation, self._cache.spec
+        longest = int(preparation.survey.lengths.max())
+        shape = (
+            max(preparation.config.batch_tokens, longest),
+            len(spec.target_layer_ids),
+            spec.hidden_size,
+        )
+        pinned = any(device.startswith("cuda") for device in preparation.devices)
+        dtype = getattr(torch, spec.dtype)
+        return [torch.empty(shape, dtype=dtype, pin_memory=pinned) for _ in range(count)]
+
+    def _read(self, plans: Iterable[SegmentPlan], rows: Channel[_ReadSegment]) -> None:
+        for plan in plans:
+            pairs = zip(plan.row_ids.tolist(), plan.lengths.tolist(), strict=True)
+            sequences = [self._preparation.rows.sequence(row, length) for row, length in pairs]
+            rows.put(_ReadSegment(plan, sequences))
+
+    def _target_work(
+        self,
+        capture: LayerCapture,
+        rows: Channel[_ReadSegment],
+        buffers: Channel[torch.Tensor],
+        lanes: list[Channel[_StagedBatch]],
+    ) -> Callable[[], None]:
+        batch_tokens = self._preparation.config.batch_tokens
+
+        def work() -> None:
+            for read in rows:
+                # One writer a segment: its batches arrive in order, in one lane.
+                lane = lanes[read.plan.index % len(lanes)]
+                for batch in plan_batches(read.plan.lengths, batch_tokens):
+                    buffer = buffers.get()
+                    sequences = read.sequences[batch]
+                    result = capture_batch(capture, sequences, buffer, self._pipeline.check)
+                    last = batch.stop == len(read.sequences)
+                    lane.put(_StagedBatch(read.plan, buffer, result, last))
+
+        return work
+
+    def _write_work(
+        self,
+        lane: Channel[_StagedBatch],
+        buffers: Channel[torch.Tensor],
+        finished: Channel[_FinishedSegment],
+    ) -> Callable[[], None]:
+        def work() -> None:
+            open_segments: dict[int, _OpenSegment] = {}
+            try:
+                for staged in lane:
+                    index = staged.plan.index
+                    if index not in open_segments:
+                        open_segments[index] = _OpenSegment(self._writer.segment(staged.plan))
+                    open_segments[index].append(staged)
+                    buffers.put(staged.buffer)
+                    if staged.last:
+                        finished.put(open_segments[index].finish())
+                        del open_segments[index]
+            finally:
+                for segment in open_segments.values():
+                    segment.writer.abort()
+
+        return work
+
+    def _commit(self, finished: Channel[_FinishedSegment]) -> None:
+        segments = self._cache.segments
+        tokens = sum(segment.num_tokens for segment in segments.values())
+        stored_bytes = sum(segment.bytes_stored for segment in segments.values())
+        for item in finished:
+            self._writer.commit(item.folder, item.segment)
+            self.committed.add(item.segment.index)
+            tokens += item.segment.num_tokens
+            stored_bytes += item.segment.bytes_stored
+            self._on_progress(
+                Progress(
+                    phase="extract",
+                    done=len(segments),
+                    total=len(self._preparation.plan),
+                    unit="segments",
+                    figures={"tokens": f"{tokens:,}", "stored": f"{stored_bytes / 1e6:,.0f} MB"},
+                )
+            )
+
+
+class _OpenSegment:
+    """A segment between its first and its last batch."""
+
+    def __init__(self, writer: SegmentWriter) -> None:
+        self.writer = writer
+        self._captures: list[BatchCapture] = []
+
+    def append(self, staged: _StagedBatch) -> None:
+        states = staged.buffer[: staged.capture.num_tokens]
+        if states.dtype == torch.bfloat16:
+            states = states.view(torch.uint16)
+        self.writer.append(states.numpy())
+        self._captures.append(staged.capture)
+
+    def finish(self) -> _FinishedSegment:
+        kept = [sequence for capture in self._captures for sequence in capture.kept]
+        dropped = [row for capture in self._captures for row in capture.dropped]
+        return _FinishedSegment(self.writer.folder, self.writer.finish(kept, dropped))
+
+
+def load_captures(preparation: Preparation) -> dict[str, LayerCapture]:
+    """Load the target once for each distinct device; workers on one device share its weights."""
+    spec, config = preparation.spec, preparation.config
+    captures = {}
+    for device in dict.fromkeys(preparation.devices):
+        target = Target.load(
+            preparation.target_folder,
+            dtype=spec.dtype,
+            device=device,
+            trust_remote_code=config.trust_remote_code,
+        )
+        captures[device] = LayerCapture(target, spec.target_layer_ids)
+    return captures
+
+
+def dropped_by_reason(cache: Cache) -> dict[str, int]:
+    return dict(Counter(row.reason for row in cache.ledger))

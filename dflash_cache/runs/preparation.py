@@ -1,0 +1,111 @@
+"""Everything about an extraction that is settled before a target is loaded."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dflash_cache.cache import CODECS, Cache, CacheSpec, require_same_identity
+from dflash_cache.config import ExtractConfig
+from dflash_cache.data import Survey, TokenRows, plan_segments, survey
+from dflash_cache.drafter.config import default_target_layer_ids
+from dflash_cache.errors import ConfigError, DataError
+from dflash_cache.target import TargetShape, identify_target, resolve_target
+from dflash_cache.types import SegmentPlan
+
+from .devices import default_dtype, target_devices
+
+DEFAULT_CONTEXT_LAYERS = 5
+DEFAULT_MAX_SEQ_LEN = 3072
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Preparation:
+    """A checked dataset, its plan, and the identity of the cache to be."""
+
+    config: ExtractConfig
+    devices: tuple[str, ...]
+    target_folder: Path
+    rows: TokenRows
+    survey: Survey
+    plan: Sequence[SegmentPlan]
+    spec: CacheSpec
+
+
+def prepare(config: ExtractConfig, *, spare_last: bool = False) -> Preparation:
+    """Check target, dataset and settings; ``ConfigError`` and ``DataError`` come from here.
+
+    ``spare_last`` leaves the last of several CUDA devices to training.
+    """
+    devices = target_devices(config.devices, spare_last=spare_last)
+    folder = resolve_target(config.target, config.revision)
+    shape = TargetShape.load(folder, trust_remote_code=config.trust_remote_code)
+    layer_ids = config.target_layers or default_target_layer_ids(
+        shape.num_layers, DEFAULT_CONTEXT_LAYERS
+    )
+    shape.check_layer_ids(layer_ids)
+    max_seq_len = _max_seq_len(config, shape)
+    rows = TokenRows.open(config.data, split=config.split, limit=config.limit)
+    found = survey(
+        rows, vocab_size=shape.vocab_size, max_seq_len=max_seq_len, too_long=config.too_long
+    )
+    if not len(found.row_ids):
+        reasons = sorted({row.reason for row in found.dropped})
+        raise DataError(
+            f"--data {config.data}: none of {rows.num_rows} rows can be trained on "
+            f"({', '.join(reasons) or 'it is empty'}); is loss_mask 1 on the answers' tokens?"
+        )
+    plan = plan_segments(
+        found.row_ids, found.lengths, seed=config.plan_seed, segment_tokens=config.segment_tokens
+    )
+    identity = identify_target(config.target, config.revision)
+    spec = CacheSpec(
+        **{name: getattr(identity, name) for name in identity.__dataclass_fields__},
+        dataset=str(config.data),
+        dataset_fingerprint=found.fingerprint,
+        target_layer_ids=layer_ids,
+        num_target_layers=shape.num_layers,
+        hidden_size=shape.hidden_size,
+        vocab_size=shape.vocab_size,
+        dtype=default_dtype(devices[0], config.dtype),
+        codec=CODECS[config.codec].name,
+        max_seq_len=max_seq_len,
+        too_long=config.too_long,
+        segment_tokens=config.segment_tokens,
+        plan_seed=config.plan_seed,
+        limit=config.limit,
+    )
+    return Preparation(
+        config=config,
+        devices=devices,
+        target_folder=folder,
+        rows=rows,
+        survey=found,
+        plan=plan,
+        spec=spec,
+    )
+
+
+def open_matching(preparation: Preparation) -> Cache | None:
+    """The cache that these settings made before, if any; ``CacheMismatchError`` if others did."""
+    root = preparation.config.cache
+    if not Cache.exists(root):
+        return None
+    cache = Cache.open(root)
+    require_same_identity(
+        preparation.spec,
+        cache.spec,
+        what=f"--cache {root} was made with other settings",
+        remedy="Use the settings that made it, or another --cache",
+    )
+    return cache
+
+
+def _max_seq_len(config: ExtractConfig, shape: TargetShape) -> int:
+    limit = shape.max_position_embeddings
+    if config.max_seq_len is None:
+        return min(DEFAULT_MAX_SEQ_LEN, limit)
+    if config.max_seq_len > limit:
+        raise ConfigError(
+            f"--max-seq-len {config.max_seq_len}: the target has only {limit} positions"
+        )
+    return config.max_seq_len

@@ -1,0 +1,232 @@
+"""``train``: a cache becomes a drafter."""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dflash_cache.cache import Cache, CacheSpec, TargetParts, require_same_identity
+from dflash_cache.config import TrainConfig, flag_of, to_json
+from dflash_cache.drafter.config import DrafterConfig
+from dflash_cache.drafter.export import export_drafter
+from dflash_cache.drafter.model import DFlashDrafter
+from dflash_cache.errors import CacheMismatchError, ConfigError
+from dflash_cache.pipeline import Pipeline, StageStatistics
+from dflash_cache.train import (
+    DrafterStep,
+    SegmentSource,
+    StepResult,
+    Trainer,
+    TrainingOrder,
+    TrainingState,
+    as_tensor,
+    held_out_rows,
+    measure_held_out,
+    prefetch,
+)
+
+from .devices import single_device
+from .progress import OnProgress, Progress, ignore
+
+EXPORT, RUN = "export", "run.json"
+
+
+def train(config: TrainConfig, on_progress: OnProgress = ignore) -> dict[str, Any]:
+    """Train from a finished cache; a run in ``config.out`` is resumed, a finished one left as it is.
+
+    Returns the report: steps, tokens, loss_first, loss_last, block_acceptance_length,
+    slot_accuracy, wall_s, stages, export.
+    """
+    began = time.perf_counter()
+    cache = Cache.open(config.cache)
+    run = TrainingRun(config, cache)
+    cache.require_complete(run.num_segments)
+    with Pipeline("train") as pipeline:
+        run.spawn(pipeline, cache, on_progress)
+        pipeline.start()
+    return run.report(pipeline.statistics, time.perf_counter() - began)
+
+
+class TrainingRun:
+    """One run: the drafter, its order of data and where it is written."""
+
+    def __init__(self, config: TrainConfig, cache: Cache) -> None:
+        self.config = config = replace(config, device=single_device(config.device))
+        self._cache = cache
+        plan = cache.plan
+        self.num_segments = len(plan)
+        row_ids = np.concatenate([segment.row_ids for segment in plan])
+        self.held_out = held_out_rows(row_ids, config.holdout)
+        self._order = TrainingOrder(plan, self.held_out, config.seed)
+        self._held_out_segments = [
+            (segment.index, rows)
+            for segment in plan
+            if len(rows := np.intersect1d(segment.row_ids, self.held_out))
+        ]
+        num_steps = config.steps or self._order.num_steps(
+            epochs=config.epochs, batch_size=config.batch_size, grad_accum=config.grad_accum
+        )
+        config.out.mkdir(parents=True, exist_ok=True)
+        self._claim_folder()
+        parts = cache.target
+        self.drafter_config = _drafter_config(config, cache.spec, parts)
+        embedding = as_tensor(parts.embedding)
+        head = embedding if parts.head is None else as_tensor(parts.head)
+        step = DrafterStep(self._new_drafter(), embedding, head, config, num_steps)
+        self._trainer = Trainer(step, config, num_steps)
+        self._held_out_figures: dict[str, Any] = {}
+
+    def _new_drafter(self) -> DFlashDrafter:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.config.seed)
+            return DFlashDrafter(self.drafter_config)
+
+    def _claim_folder(self) -> None:
+        """Note what the run is made from, or check that a run found here was made from the same."""
+        path = self.config.out / RUN
+        settings = _resumable_settings(self.config)
+        if path.exists():
+            record = json.loads(path.read_text(encoding="utf-8"))
+            _require_same_run(path, record, self._cache.spec, settings)
+        else:
+            record = {"cache": self._cache.spec.as_dict(), "settings": settings}
+            path.write_text(json.dumps(record, indent=1), encoding="utf-8")
+            (self.config.out / "train.json").write_text(to_json(self.config), encoding="utf-8")
+
+    def spawn(self, pipeline: Pipeline, source: SegmentSource, on_progress: OnProgress) -> None:
+        """Add phase two's stages, the training loop among them, to ``pipeline``."""
+        trainer, config = self._trainer, self.config
+        batches = None
+        if not trainer.done:
+            batches = prefetch(
+                pipeline,
+                source,
+                self._order,
+                trainer.state.position,
+                batch_size=config.batch_size,
+                anchors=config.anchors,
+                seed=config.seed,
+                readers=config.prefetch_readers,
+                depth=config.prefetch_depth,
+            )
+
+        def work() -> None:
+            if batches is not None:
+                trainer.run(batches, self._progress(on_progress))
+                batches.abort()
+            self._finish(source)
+
+        pipeline.spawn("train", work)
+
+    def _progress(self, on_progress: OnProgress) -> Callable[[TrainingState, StepResult], None]:
+        def on_step(state: TrainingState, result: StepResult) -> None:
+            figures = {
+                "loss": f"{result.loss:.3f}",
+                "block acceptance": f"{result.block_acceptance_length:.2f}",
+            }
+            on_progress(
+                Progress(
+                    phase="train",
+                    done=state.step,
+                    total=self._trainer.num_steps,
+                    unit="steps",
+                    figures=figures,
+                )
+            )
+
+        return on_step
+
+    def _finish(self, source: SegmentSource) -> None:
+        """Measure on the held-out rows and export, once training is done."""
+        config = self.config
+        accuracy = measure_held_out(
+            self._trainer.step, source, self._held_out_segments, config.batch_size, config.anchors
+        )
+        self._held_out_figures = {
+            "block_acceptance_length": round(accuracy.block_acceptance_length, 6),
+            "slot_accuracy": accuracy.slot_accuracy,
+        }
+        training = {
+            "cache": self._cache.spec.as_dict(),
+            "held_out_rows": self.held_out.tolist(),
+            "steps": self._trainer.state.step,
+            **self._held_out_figures,
+        }
+        export_drafter(self._trainer.step.drafter, config.out / EXPORT, training)
+
+    def report(self, statistics: Mapping[str, StageStatistics], wall_s: float) -> dict[str, Any]:
+        state = self._trainer.state
+        return {
+            "steps": state.step,
+            "tokens": state.num_tokens,
+            "loss_first": round(state.loss_first, 6),
+            "loss_last": round(state.loss_last, 6),
+            **self._held_out_figures,
+            "wall_s": round(wall_s, 3),
+            "stages": {name: stage.as_dict() for name, stage in statistics.items()},
+            "export": str(self.config.out / EXPORT),
+        }
+
+
+def choose_mask_token(config: TrainConfig, offered: int | None, vocab_size: int) -> int:
+    """The mask token: named by the user, else offered by the target's tokenizer, else refused."""
+    mask = offered if config.mask_token_id is None else config.mask_token_id
+    if mask is None:
+        raise ConfigError(
+            "the target's tokenizer has no mask token and its embedding no unused row; choose an "
+            f"id below {vocab_size} that the text does not use, with --mask-token-id"
+        )
+    if not 0 <= mask < vocab_size:
+        raise ConfigError(
+            f"--mask-token-id {mask}: the target's embedding has rows 0..{vocab_size - 1}"
+        )
+    return mask
+
+
+def _drafter_config(config: TrainConfig, spec: CacheSpec, parts: TargetParts) -> DrafterConfig:
+    vocab_size = len(parts.embedding)
+    return DrafterConfig.for_target(
+        parts.config,
+        vocab_size=vocab_size,
+        num_layers=config.draft_layers,
+        block_size=config.block_size,
+        mask_token_id=choose_mask_token(config, parts.mask_token_id, vocab_size),
+        target_layer_ids=spec.target_layer_ids,
+    )
+
+
+# What may change between two starts of one run without changing its weights.
+_FREE = {
+    "cache", "out", "device", "save_every", "keep", "log_every", "prefetch_readers",
+    "prefetch_depth",
+}  # fmt: skip
+
+
+def _resumable_settings(config: TrainConfig) -> dict[str, Any]:
+    return {name: value for name, value in asdict(config).items() if name not in _FREE}
+
+
+def _require_same_run(
+    path: Path, record: Mapping[str, Any], spec: CacheSpec, settings: Mapping[str, Any]
+) -> None:
+    remedy = "Use what the run was started with, or another --out"
+    require_same_identity(
+        spec,
+        CacheSpec.from_dict(record["cache"]),
+        what=f"{path}: the run was started from another cache",
+        remedy=remedy,
+    )
+    found = record["settings"]
+    differing = [
+        f"{flag_of(name)} {value}, the run has {found.get(name)}"
+        for name, value in settings.items()
+        if value != found.get(name)
+    ]
+    if differing:
+        what = f"{path}: the run was started with other settings"
+        raise CacheMismatchError(f"{what}:\n  " + "\n  ".join(differing) + f"\n{remedy}")

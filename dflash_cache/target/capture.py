@@ -1,0 +1,105 @@
+"""Hidden states of chosen decoder layers, from a forward pass that stops after the last of them.
+
+Axes: N sequences, L padded length, T tokens, K context layers, H hidden size.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from .model import Target
+
+
+class _LastLayerDone(Exception):
+    """Leaves the forward pass: the layers after the last wanted one would be thrown away."""
+
+
+@dataclass(slots=True)
+class _Capture:
+    """What one thread's forward pass collects."""
+
+    stop_after: int | None
+    check: Callable[[], None]
+    states: dict[int, torch.Tensor] = field(default_factory=dict)
+
+
+# Workers may share one model's weights, and so its hooks: each thread sees its own capture.
+_current: ContextVar[_Capture | None] = ContextVar("capture", default=None)
+
+
+class LayerCapture:
+    """Hooks on a target's decoder layers. The state of layer i is its raw residual output.
+
+    ``output_hidden_states`` is not used: its last entry is after the final norm.
+    """
+
+    def __init__(self, target: Target, layer_ids: Sequence[int]) -> None:
+        self.target = target
+        self.layer_ids = tuple(layer_ids)
+        self._handles = [
+            layer.register_forward_hook(self._hook(index))
+            for index, layer in enumerate(target.layers[: self.layer_ids[-1] + 1])
+        ]
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _hook(self, index: int) -> Callable[[nn.Module, Any, Any], None]:
+        wanted = index in self.layer_ids
+
+        def hook(module: nn.Module, arguments: Any, output: Any) -> None:
+            capture = _current.get()
+            if capture is None:
+                return
+            capture.check()
+            if wanted:
+                capture.states[index] = output[0] if isinstance(output, tuple) else output
+            if index == capture.stop_after:
+                raise _LastLayerDone
+
+        return hook
+
+    @contextmanager
+    def recording(
+        self, *, stop: bool = False, check: Callable[[], None] = lambda: None
+    ) -> Iterator[dict[int, torch.Tensor]]:
+        """Collect states [N, L, H] by layer id from forward passes of this thread.
+
+        With ``stop`` the pass ends after the last wanted layer. ``check`` is called at every layer
+        and may raise to abandon the pass.
+        """
+        capture = _Capture(self.layer_ids[-1] if stop else None, check)
+        token = _current.set(capture)
+        try:
+            yield capture.states
+        except _LastLayerDone:
+            pass
+        finally:
+            _current.reset(token)
+
+    @torch.inference_mode()
+    def hidden_states(
+        self, sequences: Sequence[torch.Tensor], check: Callable[[], None] = lambda: None
+    ) -> torch.Tensor:
+        """States [T, K, H] of ``sequences`` (ids [length] each) end to end, on the target's device.
+
+        Sequences are padded on the right, where a causal model cannot see, and need no mask; the
+        padding's states are left out.
+        """
+        lengths = [len(ids) for ids in sequences]
+        padded = nn.utils.rnn.pad_sequence(list(sequences), batch_first=True)
+        with self.recording(stop=True, check=check) as states:
+            self.target.decoder(input_ids=padded.to(self.target.device), use_cache=False)
+        layers = [states[index] for index in self.layer_ids]
+        return torch.cat(
+            [
+                torch.stack([layer[row, :length] for layer in layers], dim=1)
+                for row, length in enumerate(lengths)
+            ]
+        )

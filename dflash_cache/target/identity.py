@@ -1,0 +1,110 @@
+"""Which target this is, by content, without loading it."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+from dflash_cache.cache import TargetIdentity
+from dflash_cache.errors import ConfigError, DataError
+
+# Bytes read from the middle of each tensor: every tensor counts, and 50 GB need not be read.
+SAMPLE_BYTES = 4096
+NO_TOKENIZER = "none"
+
+
+def resolve_target(target: str, revision: str | None) -> Path:
+    """The folder of ``target``: a local one, or the snapshot of a hub id, fetched if need be."""
+    folder = Path(target)
+    if not folder.is_dir():
+        try:
+            folder = Path(
+                snapshot_download(
+                    target,
+                    revision=revision,
+                    allow_patterns=[
+                        "*.json",
+                        "*.safetensors",
+                        "*.jinja",
+                        "*.model",
+                        "*.txt",
+                        "*.py",
+                    ],
+                )
+            )
+        except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+            raise ConfigError(
+                f"--target {target} is neither a folder nor a model that the hub gives: {error}"
+            ) from error
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"--target {target}: {folder} has no config.json; give a model's folder")
+    return folder
+
+
+def identify_target(target: str, revision: str | None) -> TargetIdentity:
+    """Hash the configuration, a sample of every weight, the tokenizer and its chat template."""
+    folder = resolve_target(target, revision)
+    return TargetIdentity(
+        target=target,
+        revision=revision or "",
+        target_config_hash=_hash_json(folder / "config.json", ignore=("transformers_version",)),
+        target_weights_hash=_hash_weights(folder),
+        tokenizer_hash=_hash_files(folder, "tokenizer.json", "tokenizer.model", "vocab.json"),
+        chat_template_hash=_hash_template(folder),
+    )
+
+
+def _hash_json(path: Path, ignore: tuple[str, ...]) -> str:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    kept = {key: value for key, value in content.items() if key not in ignore}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+def _hash_files(folder: Path, *names: str) -> str:
+    digest = hashlib.sha256()
+    present = [folder / name for name in names if (folder / name).is_file()]
+    for path in present:
+        digest.update(path.read_bytes())
+    return digest.hexdigest() if present else NO_TOKENIZER
+
+
+def _hash_template(folder: Path) -> str:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        template = path.read_text(encoding="utf-8")
+    elif (folder / "tokenizer_config.json").is_file():
+        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        template = json.dumps(config.get("chat_template"))
+    else:
+        return NO_TOKENIZER
+    return hashlib.sha256(template.encode()).hexdigest()
+
+
+def _hash_weights(folder: Path) -> str:
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise DataError(
+            f"{folder} has no *.safetensors weights; convert the model with save_pretrained"
+        )
+    digest = hashlib.sha256()
+    for name, info, sample in sorted(part for path in files for part in _tensor_samples(path)):
+        digest.update(f"{name} {info}\n".encode() + sample)
+    return digest.hexdigest()
+
+
+def _tensor_samples(path: Path) -> Iterator[tuple[str, str, bytes]]:
+    """(name, dtype and shape, bytes from the middle) of every tensor in a safetensors file."""
+    with path.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        header: dict[str, Any] = json.loads(file.read(header_bytes))
+        header.pop("__metadata__", None)
+        for name, info in header.items():
+            start, stop = info["data_offsets"]
+            middle = max(start, (start + stop - SAMPLE_BYTES) // 2)
+            file.seek(8 + header_bytes + middle)
+            sample = file.read(min(SAMPLE_BYTES, stop - middle))
+            yield name, f"{info['dtype']} {info['shape']}", sample

@@ -1,0 +1,96 @@
+"""Which rows are trained on, and in which order: pure functions of plan, seed and epoch."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dflash_cache.errors import ConfigError
+from dflash_cache.types import Int64Array, SegmentPlan
+
+
+def held_out_rows(row_ids: Int64Array, holdout: float | None) -> Int64Array:
+    """The rows kept from training, ascending: those with the lowest hash of their number.
+
+    ``holdout`` is a share below 1 or a number of rows; None is 64 rows, at most a tenth. More
+    rows keep those already held out where they are.
+    """
+    if holdout is None:
+        count = min(64, len(row_ids) // 10)
+    else:
+        count = round(holdout * len(row_ids)) if holdout < 1 else int(holdout)
+    if count >= len(row_ids):
+        raise ConfigError(f"--holdout {holdout}: leaves no row to train on, of {len(row_ids)}")
+    return np.sort(row_ids[np.argsort(_hash(row_ids), kind="stable")[:count]])
+
+
+def _hash(row_ids: Int64Array) -> npt.NDArray[np.uint64]:
+    """splitmix64's mixing (Steele, Lea and Flood, 2014)."""
+    mixed = row_ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Position:
+    """How far training has come: ``row`` planned rows of ``epoch`` are behind it."""
+
+    epoch: int = 0
+    row: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SegmentRead:
+    """The rows of one segment, in training order."""
+
+    epoch: int
+    segment: int
+    row_ids: Int64Array
+    first_row: int  # how many planned rows of the epoch stand before these
+    last: bool  # of the epoch
+
+
+class TrainingOrder:
+    """Epoch 0 takes the segments in plan order, as a live extraction gives them; later ones shuffle.
+
+    Rows inside a segment are shuffled in every epoch.
+    """
+
+    def __init__(self, plan: Sequence[SegmentPlan], held_out: Int64Array, seed: int) -> None:
+        self._rows = [segment.row_ids[~np.isin(segment.row_ids, held_out)] for segment in plan]
+        self._seed = seed
+        self.num_rows = sum(len(rows) for rows in self._rows)
+
+    def num_steps(self, *, epochs: int, batch_size: int, grad_accum: int) -> int:
+        batches = -(-self.num_rows // batch_size)
+        return epochs * -(-batches // grad_accum)
+
+    def reads(self, start: Position) -> Iterator[SegmentRead]:
+        """Endless reads from ``start`` on, epoch after epoch."""
+        epoch, skip = start.epoch, start.row
+        if skip >= self.num_rows:
+            epoch, skip = epoch + 1, 0
+        while True:
+            yield from self._epoch(epoch, skip)
+            epoch, skip = epoch + 1, 0
+
+    def _epoch(self, epoch: int, skip: int) -> Iterator[SegmentRead]:
+        segments = [index for index, rows in enumerate(self._rows) if len(rows)]
+        if epoch:
+            np.random.default_rng((self._seed, epoch)).shuffle(segments)
+        before = 0
+        for index in segments:
+            rows = self._rows[index]
+            if before + len(rows) > skip:
+                rng = np.random.default_rng((self._seed, epoch, index))
+                offset = max(0, skip - before)
+                yield SegmentRead(
+                    epoch=epoch,
+                    segment=index,
+                    row_ids=rng.permutation(rows)[offset:],
+                    first_row=before + offset,
+                    last=before + len(rows) == self.num_rows,
+                )
+            before += len(rows)

@@ -1,0 +1,160 @@
+"""One drafter in training: forward, loss, backward, step."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from dflash_cache.config import TrainConfig
+from dflash_cache.drafter.attention import plan_tiles
+from dflash_cache.drafter.blocks import Blocks
+from dflash_cache.drafter.loss import BlockAccuracy, SlotLoss, slot_loss, slot_weights
+from dflash_cache.drafter.model import DFlashDrafter
+from dflash_cache.errors import TrainingError
+from dflash_cache.types import DraftBatch
+
+from .schedule import learning_rate_factor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepResult:
+    """What one optimizer step saw."""
+
+    loss: float
+    grad_norm: float
+    lr: float
+    block_acceptance_length: float
+    num_tokens: int
+    num_blocks: int
+
+
+class DrafterStep:
+    """The drafter, the target's frozen embedding and head, and the optimizer.
+
+    Master weights and optimizer state are float32; on CUDA the forward runs in bfloat16.
+    """
+
+    def __init__(
+        self,
+        drafter: DFlashDrafter,
+        embedding: torch.Tensor,
+        head: torch.Tensor,
+        config: TrainConfig,
+        num_steps: int,
+    ) -> None:
+        """``embedding`` and ``head``: [vocabulary, H]; ``num_steps`` shapes the schedule."""
+        self.device = torch.device(config.device)
+        self.drafter = drafter.to(self.device)
+        compute = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        self._embedding = embedding.to(self.device, compute)
+        self._head = head.to(self.device, compute)
+        self._weights = slot_weights(drafter.config.block_size, config.gamma).to(self.device)
+        self._clip_norm = config.clip_norm
+        self.optimizer = torch.optim.AdamW(
+            drafter.parameters(), lr=config.lr, weight_decay=config.weight_decay
+        )
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda step: learning_rate_factor(step, num_steps, config)
+        )
+
+    def step(self, batches: Sequence[DraftBatch]) -> StepResult | None:
+        """One optimizer step over micro-batches; None, and no step, if none has a supervised slot.
+
+        The loss is one weighted mean over all slots of all micro-batches: gradients of the sums
+        are divided by the total weight at the end.
+        """
+        accuracy = BlockAccuracy.zero(self.drafter.config.block_size)
+        loss_sum, weight_sum = 0.0, 0.0
+        for batch in batches:
+            if not len(batch.anchors):
+                continue
+            loss, supervised = self.forward(batch)
+            loss.weighted_sum.backward()  # type: ignore[no-untyped-call]
+            loss_sum += float(loss.weighted_sum.detach())
+            weight_sum += float(loss.weight_sum)
+            accuracy.add(loss.correct, supervised)
+        if weight_sum == 0:
+            return None
+        if not torch.isfinite(torch.tensor(loss_sum)):
+            rows = [row for batch in batches for row in batch.row_ids]
+            raise TrainingError(
+                f"the loss is {loss_sum} on rows {rows}; lower --lr, or see the rows"
+            )
+        for parameter in self.drafter.parameters():
+            if parameter.grad is not None:
+                parameter.grad /= weight_sum
+        grad_norm = nn.utils.clip_grad_norm_(self.drafter.parameters(), self._clip_norm)
+        lr = self.optimizer.param_groups[0]["lr"]
+        self.optimizer.step()
+        self._schedule.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return StepResult(
+            loss=loss_sum / weight_sum,
+            grad_norm=float(grad_norm),
+            lr=lr,
+            block_acceptance_length=accuracy.block_acceptance_length,
+            num_tokens=sum(batch.num_tokens for batch in batches),
+            num_blocks=accuracy.blocks,
+        )
+
+    def forward(self, batch: DraftBatch) -> tuple[SlotLoss, torch.Tensor]:
+        """The loss of ``batch`` and which slots count, bool [S, B]."""
+        block_size = self.drafter.config.block_size
+        blocks = Blocks.build(
+            input_ids=batch.input_ids,
+            loss_mask=batch.loss_mask,
+            offsets=batch.offsets,
+            anchors=batch.anchors,
+            block_size=block_size,
+        )
+        tokens = torch.full_like(blocks.positions, self.drafter.config.mask_token_id)
+        tokens[:, 0] = batch.input_ids[batch.anchors]
+        lengths = batch.offsets.diff()
+        starts = batch.offsets[:-1].repeat_interleave(lengths)
+        positions = torch.arange(batch.num_tokens) - starts
+        tiles = plan_tiles(batch.offsets, batch.anchors)
+        supervised = blocks.supervised.to(self.device)
+        with self._compute_context():
+            features = batch.hidden_TKH.to(self.device, self._embedding.dtype)
+            context = self.drafter.context(features, positions.to(self.device))
+            hidden = self.drafter(
+                self._embedding[tokens.flatten().to(self.device)],
+                blocks.positions.flatten().to(self.device),
+                context,
+                tiles,
+                batch.anchors.to(self.device),
+            )
+            labels = blocks.labels.to(self.device)
+            loss = slot_loss(hidden, self._head, labels, supervised, self._weights)
+        return loss, supervised
+
+    @torch.no_grad()
+    def accuracy(self, batches: Sequence[DraftBatch]) -> BlockAccuracy:
+        """Teacher-forced accuracy over ``batches``."""
+        accuracy = BlockAccuracy.zero(self.drafter.config.block_size)
+        for batch in batches:
+            if len(batch.anchors):
+                loss, supervised = self.forward(batch)
+                accuracy.add(loss.correct, supervised)
+        return accuracy
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Weights, and the states of optimizer and schedule."""
+        optimizer = {
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self._schedule.state_dict(),
+        }
+        return self.drafter.state_dict(), optimizer
+
+    def load_state(self, weights: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
+        self.drafter.load_state_dict(weights)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._schedule.load_state_dict(state["schedule"])
+
+    def _compute_context(self) -> AbstractContextManager[object]:
+        if self.device.type == "cuda":
+            return torch.autocast("cuda", torch.bfloat16)
+        return nullcontext()

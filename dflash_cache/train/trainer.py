@@ -1,0 +1,112 @@
+"""The training loop: batches in, steps, metrics and checkpoints out."""
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from dflash_cache.config import TrainConfig
+from dflash_cache.pipeline import Cancelled
+from dflash_cache.types import DraftBatch
+
+from .batches import TrainingBatch
+from .checkpoint import CheckpointStore, TrainingState
+from .order import Position
+from .step import DrafterStep, StepResult
+
+OnStep = Callable[[TrainingState, StepResult], None]
+
+
+class Metrics:
+    """``metrics.jsonl``: one line a logged step. Lines after a resumed step are cut."""
+
+    def __init__(self, path: Path, last_step: int) -> None:
+        self._path = path
+        if path.exists():
+            lines = [line for line in path.read_text().splitlines() if line.endswith("}")]
+            kept = [line for line in lines if json.loads(line)["step"] <= last_step]
+            path.write_text("".join(line + "\n" for line in kept))
+
+    def log(self, **figures: Any) -> None:
+        with self._path.open("a") as file:
+            file.write(json.dumps(figures) + "\n")
+
+
+class Trainer:
+    """Runs ``DrafterStep`` to ``num_steps``, resuming from the newest whole checkpoint."""
+
+    def __init__(self, step: DrafterStep, config: TrainConfig, num_steps: int) -> None:
+        self.step = step
+        self._config = config
+        self.num_steps = num_steps
+        self._store = CheckpointStore(config.out / "checkpoints", config.keep)
+        self.state = TrainingState(
+            step=0, position=Position(), num_tokens=0, loss_first=0.0, loss_last=0.0
+        )
+        self._saved_step = -1
+        if (found := self._store.latest()) is not None:
+            self.state, weights, optimizer = found
+            step.load_state(weights, optimizer)
+            self._saved_step = self.state.step
+        self._metrics = Metrics(config.out / "metrics.jsonl", self.state.step)
+
+    @property
+    def done(self) -> bool:
+        return self.state.step >= self.num_steps
+
+    def run(self, batches: Iterable[TrainingBatch], on_step: OnStep) -> None:
+        """Train until done. A stop of the pipeline is passed on after a checkpoint."""
+        try:
+            self._run(batches, on_step)
+        except Cancelled:
+            self.save()
+            raise
+        self.save()
+
+    def _run(self, batches: Iterable[TrainingBatch], on_step: OnStep) -> None:
+        window: list[DraftBatch] = []
+        for item in batches:
+            if self.done:
+                return
+            window.append(item.batch)
+            if len(window) < self._config.grad_accum and not item.ends_epoch:
+                continue
+            began = time.perf_counter()
+            result = self.step.step(window)
+            window = []
+            if result is None:
+                continue
+            self._advance(item, result, time.perf_counter() - began)
+            on_step(self.state, result)
+            if self.state.step % self._config.save_every == 0:
+                self.save()
+            if self.done:
+                return
+
+    def _advance(self, item: TrainingBatch, result: StepResult, step_s: float) -> None:
+        before = self.state
+        self.state = TrainingState(
+            step=before.step + 1,
+            position=item.position,
+            num_tokens=before.num_tokens + result.num_tokens,
+            loss_first=before.loss_first if before.step else result.loss,
+            loss_last=result.loss,
+        )
+        if self.state.step % self._config.log_every == 0 or self.state.step == 1 or self.done:
+            self._metrics.log(
+                step=self.state.step,
+                epoch=item.position.epoch,
+                loss=result.loss,
+                block_acceptance_length=result.block_acceptance_length,
+                lr=result.lr,
+                grad_norm=result.grad_norm,
+                tokens=self.state.num_tokens,
+                tokens_per_s=result.num_tokens / step_s,
+            )
+
+    def save(self) -> None:
+        """Write a checkpoint of the last whole step, unless it is there already."""
+        if self.state.step > self._saved_step:
+            self._store.save(self.state, *self.step.state())
+            self._saved_step = self.state.step
