@@ -1,4 +1,4 @@
-"""dflash-cache: extract a target's hidden states once, train DFlash drafters as often as you like."""
+"""Extract a target's hidden states once, train DFlash drafters from them often."""
 
 from importlib.metadata import version
 

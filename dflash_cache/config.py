@@ -178,7 +178,7 @@ def build(config_type: type[C], *layers: Mapping[str, Any]) -> C:
     ``ConfigError`` names a missing flag, an unknown key (with the nearest name) or a wrong type.
     """
     values = {name: value for layer in layers for name, value in layer.items()}
-    known = dict((item.name, hint) for item, hint in options_of(config_type))
+    known = {item.name: hint for item, hint in options_of(config_type)}
     for name in values:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)

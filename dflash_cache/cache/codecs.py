@@ -4,10 +4,11 @@ Every chain ends with crc32c, so that no byte is used unchecked.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numcodecs import blosc
-from zarr.codecs import BloscCodec, BloscShuffle, Crc32cCodec
+from zarr.codecs import BloscCodec, Crc32cCodec
 
 from dflash_cache.errors import CacheCorruptError, ConfigError
 from dflash_cache.types import Array
@@ -15,6 +16,11 @@ from dflash_cache.types import Array
 from .durable import crc32c
 
 CHECKSUM_BYTES = 4
+_SHUFFLE = {
+    "noshuffle": blosc.NOSHUFFLE,
+    "shuffle": blosc.SHUFFLE,
+    "bitshuffle": blosc.BITSHUFFLE,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,9 +28,9 @@ class ChunkCodec:
     """How an inner chunk of hidden states becomes bytes: blosc settings, or none at all."""
 
     name: str
-    blosc_name: str | None = None
+    blosc_name: Literal["lz4", "zstd"] | None = None
     level: int = 0
-    shuffle: str = "noshuffle"
+    shuffle: Literal["noshuffle", "shuffle", "bitshuffle"] = "noshuffle"
     block_bytes: int = 0
 
     def zarr_chain(self, item_bytes: int) -> tuple[BloscCodec | Crc32cCodec, ...]:
@@ -49,7 +55,7 @@ class ChunkCodec:
                 chunk,
                 self.blosc_name.encode(),
                 self.level,
-                int(BloscShuffle[self.shuffle].value == "bitshuffle") + 1,
+                _SHUFFLE[self.shuffle],
                 self.block_bytes,
                 typesize=chunk.itemsize,
             )

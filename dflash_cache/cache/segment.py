@@ -157,7 +157,8 @@ class SegmentWriter:
         empty = np.zeros(0, np.int32)
         input_ids = np.concatenate([empty, *(s.input_ids for s in sequences)]).astype(np.int32)
         loss_mask = np.concatenate([empty, *(s.loss_mask for s in sequences)]).astype(np.uint8)
-        for name, data in zip(SMALL_ARRAYS, (input_ids, loss_mask, offsets, row_ids), strict=True):
+        arrays: list[Array] = [input_ids, loss_mask, offsets, row_ids]
+        for name, data in zip(SMALL_ARRAYS, arrays, strict=True):
             write_array(self.folder / name, data)
 
 

@@ -54,7 +54,7 @@ class ShardWriter:
 
     def _write(self, data: bytes | Array) -> None:
         self.crc = crc32c(data, self.crc)
-        view = memoryview(data)
+        view = data.data if isinstance(data, np.ndarray) else memoryview(data)
         while view:  # a write may be short, for a signal or at 2 GiB
             written = os.write(self._descriptor, view)
             self.size += written

@@ -37,7 +37,8 @@ class ListColumn:
         chunk = self._chunks[index]
         local = row - int(self.starts[index])
         start, stop = int(chunk.offsets[local]), int(chunk.offsets[local + 1])
-        return chunk.values[start:stop].to_numpy(zero_copy_only=False)
+        values: Array = chunk.values[start:stop].to_numpy(zero_copy_only=False)
+        return values
 
     def block(self, start: int, stop: int) -> tuple[Int64Array, Array, Array]:
         """Rows ``start:stop`` of one chunk: offsets [rows + 1] from 0, values, valid [rows]."""
@@ -53,8 +54,9 @@ class ListColumn:
             position = int(np.flatnonzero(~values.is_valid().to_numpy(zero_copy_only=False))[0])
             row = int(np.searchsorted(offsets, position, side="right")) - 1
             raise DataError(
-                f"row {start + row}, column {self.name!r}, position {position - int(offsets[row])}: "
-                "null inside a list; write a number there, or drop the row"
+                f"row {start + row}, column {self.name!r}, "
+                f"position {position - int(offsets[row])}: null inside a list; write a number "
+                "there, or drop the row"
             )
         return offsets, values.to_numpy(zero_copy_only=False), valid
 

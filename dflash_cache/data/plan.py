@@ -42,7 +42,7 @@ def _cut(rows: Int64Array, lengths: Int64Array, segment_tokens: int) -> list[Int
 
 
 def plan_batches(lengths: Int64Array, batch_tokens: int) -> list[slice]:
-    """Cut a segment's rows, in order, into target batches of at most ``batch_tokens`` padded tokens.
+    """Cut a segment's rows, in order, into batches of at most ``batch_tokens`` padded tokens.
 
     A single longer row is a batch of its own.
     """

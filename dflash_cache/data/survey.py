@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import xxhash
@@ -77,8 +78,7 @@ def _block_bounds(rows: TokenRows, num_rows: int) -> Iterator[tuple[int, int]]:
             [rows.input_ids.starts, rows.loss_mask.starts, np.arange(0, num_rows, BLOCK_ROWS)]
         )
     )
-    cuts = np.append(cuts[cuts < num_rows], num_rows).tolist()
-    return zip(cuts, cuts[1:], strict=False)
+    return pairwise(np.append(cuts[cuts < num_rows], num_rows).tolist())
 
 
 def _survey_block(
@@ -96,7 +96,7 @@ def _survey_block(
     mask_lengths = np.where(valid, np.diff(mask_offsets), 0)
     hashed = (np.where(valid, lengths, -1), ids.astype(np.int32, copy=False), mask != 0)
     for digest, part in zip(digests, hashed, strict=True):
-        digest.update(np.ascontiguousarray(part))
+        digest.update(np.ascontiguousarray(part).data)
     faults = [
         (start + row, f"loss_mask has {mask_lengths[row]} values for {lengths[row]} input_ids")
         for row in np.flatnonzero(lengths != mask_lengths).tolist()
@@ -133,9 +133,10 @@ def _survey_block(
 
 def _count(flags: Array, starts: Int64Array, lengths: Int64Array) -> Int64Array:
     """How many of ``flags`` are set in each ``starts[i] : starts[i] + lengths[i]``."""
-    totals = np.concatenate([[0], np.cumsum(flags, dtype=np.int64)])
+    totals: Int64Array = np.concatenate([[0], np.cumsum(flags, dtype=np.int64)])
     last = len(flags)
-    return totals[np.minimum(starts + lengths, last)] - totals[np.minimum(starts, last)]
+    counts: Int64Array = totals[np.minimum(starts + lengths, last)]
+    return counts - totals[np.minimum(starts, last)]
 
 
 def _value_faults(

@@ -83,7 +83,7 @@ class DrafterProposer:
             plan_tiles(torch.tensor([0, start + 1]), anchor),
             anchor.to(device),
         )
-        return torch.nn.functional.linear(hidden[1:], self._head).argmax(-1).tolist()  # type: ignore[no-any-return]
+        return torch.nn.functional.linear(hidden[1:], self._head).argmax(-1).tolist()
 
 
 @torch.inference_mode()

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-# Logits of one chunk, in elements: 256 MiB of float32. The whole never exists at a large vocabulary.
+# Logits of one chunk, in elements: 256 MiB of float32. A large vocabulary's never exist whole.
 CHUNK_ELEMENTS = 1 << 26
 # gamma of the slot weights by block size (DFlash, arXiv 2602.06036, section 4).
 GAMMA = {16: 7.0, 10: 5.0, 8: 4.0}

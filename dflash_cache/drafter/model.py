@@ -9,7 +9,6 @@ from typing import cast
 
 import torch
 from torch import nn
-from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3MLP,
     Qwen3RMSNorm,
@@ -24,7 +23,7 @@ KeyValue = tuple[torch.Tensor, torch.Tensor]  # keys (rotated) and values, each 
 
 
 class DrafterAttention(nn.Module):
-    def __init__(self, config: Qwen3Config) -> None:
+    def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
         self.head_dim = config.head_dim
         query_size = config.num_attention_heads * config.head_dim
@@ -57,10 +56,10 @@ class DrafterAttention(nn.Module):
 
 
 class DrafterLayer(nn.Module):
-    def __init__(self, config: Qwen3Config) -> None:
+    def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
         self.self_attn = DrafterAttention(config)
-        self.mlp = Qwen3MLP(config)
+        self.mlp = Qwen3MLP(config.qwen3())  # type: ignore[no-untyped-call]
         self.input_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
@@ -85,13 +84,12 @@ class DFlashDrafter(nn.Module):
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
         self.config = config
-        qwen3 = config.qwen3()
         num_features = len(config.target_layer_ids) * config.hidden_size
         self.fc = nn.Linear(num_features, config.hidden_size, bias=False)
         self.hidden_norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.layers = nn.ModuleList(DrafterLayer(qwen3) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(DrafterLayer(config) for _ in range(config.num_hidden_layers))
         self.norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.rotary_emb = Qwen3RotaryEmbedding(qwen3)
+        self.rotary_emb = Qwen3RotaryEmbedding(config.qwen3())
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=config.initializer_range)
@@ -150,4 +148,5 @@ class DFlashDrafter(nn.Module):
 def rotate(states: torch.Tensor, rope: KeyValue) -> torch.Tensor:
     """Rotary position embedding of ``states`` [T, heads, d]; cos and sin are [T, 1, d]."""
     cos, sin = rope
-    return states * cos + cast(torch.Tensor, rotate_half(states)) * sin
+    rotated: torch.Tensor = rotate_half(states)  # type: ignore[no-untyped-call]
+    return states * cos + rotated * sin

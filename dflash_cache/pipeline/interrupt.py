@@ -23,7 +23,7 @@ def stop_on_signals() -> Iterator[None]:
     """
     stopping = False
 
-    def handle(signal_number: int, frame: FrameType | None) -> None:
+    def handle(signal_number: int, _frame: FrameType | None) -> None:
         nonlocal stopping
         if not stopping:
             stopping = True

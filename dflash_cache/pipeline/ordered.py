@@ -43,7 +43,7 @@ def ordered_map(
                 lane.put(work(item))
         except Cancelled:
             raise
-        except Exception as error:  # raised again by the consumer, in its place
+        except Exception as error:  # noqa: BLE001  raised again by the consumer, in its place
             error.add_note(f"raised in stage {stage!r} of pipeline {pipeline.name!r}")
             lane.put(_Failure(error))
 

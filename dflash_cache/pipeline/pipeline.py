@@ -84,7 +84,7 @@ class Pipeline:
                 work()
             except Cancelled:
                 pass
-            except BaseException as error:  # a thread's failure of any kind must reach the caller
+            except BaseException as error:  # noqa: BLE001  a thread's failure of any kind must reach the caller
                 error.add_note(f"raised in stage {stage!r} of pipeline {self.name!r}")
                 self.cancel(error)
             finally:
@@ -127,7 +127,7 @@ class Pipeline:
         if error is None:
             try:
                 self._join()
-            except BaseException as interruption:  # a signal's: stop the stages, then pass it on
+            except BaseException as interruption:  # noqa: BLE001  a signal's: stop the stages, then pass it on
                 error = interruption
         if error is not None:
             self.cancel(None if isinstance(error, Cancelled) else error)

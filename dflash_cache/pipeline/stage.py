@@ -1,4 +1,4 @@
-"""What a stage does with its time: busy, starved (waiting for input) or blocked (waiting for room)."""
+"""What a stage does with its time: busy, starved (no input) or blocked (no room)."""
 
 import threading
 import time

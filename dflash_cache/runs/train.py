@@ -37,7 +37,7 @@ EXPORT, RUN = "export", "run.json"
 
 
 def train(config: TrainConfig, on_progress: OnProgress = ignore) -> dict[str, Any]:
-    """Train from a finished cache; a run in ``config.out`` is resumed, a finished one left as it is.
+    """Train from a finished cache. An unfinished run in ``config.out`` is resumed.
 
     Returns the report: steps, tokens, loss_first, loss_last, block_acceptance_length,
     slot_accuracy, wall_s, stages, export.

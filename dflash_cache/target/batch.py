@@ -37,7 +37,7 @@ def capture_batch(
     dropped: list[DroppedRow] = []
     kept = tuple(sequences)
     if not bool(torch.isfinite(states).all()):
-        parts = states.split([len(sequence.input_ids) for sequence in sequences])
+        parts = torch.split(states, [len(sequence.input_ids) for sequence in sequences])
         faults = [_first_fault(part, capture.layer_ids) for part in parts]
         dropped = [
             DroppedRow(row_id=sequence.row_id, reason="non_finite", detail=fault)

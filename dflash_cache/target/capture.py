@@ -53,7 +53,7 @@ class LayerCapture:
     def _hook(self, index: int) -> Callable[[nn.Module, Any, Any], None]:
         wanted = index in self.layer_ids
 
-        def hook(module: nn.Module, arguments: Any, output: Any) -> None:
+        def hook(_module: nn.Module, _arguments: Any, output: Any) -> None:
             capture = _current.get()
             if capture is None:
                 return

@@ -17,7 +17,7 @@ class TargetDecoder:
         self._capture = capture
         self._target = capture.target
         self._cache = DynamicCache(config=self._target.model.config)  # type: ignore[arg-type]
-        self._cache.activate_past_recording()
+        self._cache.activate_past_recording()  # type: ignore[no-untyped-call]
         # transformers renamed the argument; models with code of their own keep the old name.
         parameters = inspect.signature(self._target.model.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"

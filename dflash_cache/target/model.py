@@ -77,12 +77,13 @@ class Target:
     ) -> "Target":
         """Load frozen weights. A weight that the checkpoint lacks is an error, never random."""
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        model, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=getattr(torch, dtype),
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
         )
+        model, report = loaded
         absent = {*report["missing_keys"], *report["mismatched_keys"]}
         if absent:
             raise DataError(
@@ -126,12 +127,12 @@ def as_array(tensor: torch.Tensor) -> Array:
     """A numpy view of a CPU copy: float32, or the bits of bfloat16 as uint16."""
     tensor = tensor.detach().cpu().contiguous()
     if tensor.dtype == torch.bfloat16:
-        return cast(Array, tensor.view(torch.uint16).numpy())
-    return cast(Array, tensor.float().numpy())
+        return tensor.view(torch.uint16).numpy()
+    return tensor.float().numpy()
 
 
 def mask_token_of(folder: Path, vocab_size: int) -> int | None:
-    """The tokenizer's own mask token, else the first embedding row that no token uses, else None."""
+    """The tokenizer's own mask token, else an embedding row that no token uses, else None."""
     tokenizer = _load_json(folder / "tokenizer.json")
     if not tokenizer:
         return None

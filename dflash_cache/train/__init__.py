@@ -1,10 +1,11 @@
 """Phase two: order, prefetch, the optimizer step, checkpoints."""
 
 from .batches import LiveSource, SegmentSource, as_tensor, pack, prefetch, whole_segment
+from .checkpoint import TrainingState
 from .held_out import measure_held_out
 from .order import Position, TrainingOrder, held_out_rows
 from .step import DrafterStep, StepResult
-from .trainer import Trainer, TrainingState
+from .trainer import Trainer
 
 __all__ = [
     "DrafterStep",

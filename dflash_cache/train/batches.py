@@ -66,7 +66,7 @@ def prefetch(
     readers: int,
     depth: int,
 ) -> Channel[TrainingBatch]:
-    """Spawn the stages that read segments and pack batches; endless, until the channel is aborted."""
+    """Spawn the stages that read segments and pack batches, until the channel is aborted."""
     batches: Channel[TrainingBatch] = pipeline.channel("batches", depth)
     segments = ordered_map(
         pipeline,

@@ -53,7 +53,7 @@ class SegmentRead:
 
 
 class TrainingOrder:
-    """Epoch 0 takes the segments in plan order, as a live extraction gives them; later ones shuffle.
+    """Epoch 0 takes the segments in plan order, as an extraction gives them; later ones shuffle.
 
     Rows inside a segment are shuffled in every epoch.
     """

@@ -67,8 +67,6 @@ class Trainer:
     def _run(self, batches: Iterable[TrainingBatch], on_step: OnStep) -> None:
         window: list[DraftBatch] = []
         for item in batches:
-            if self.done:
-                return
             window.append(item.batch)
             if len(window) < self._config.grad_accum and not item.ends_epoch:
                 continue
