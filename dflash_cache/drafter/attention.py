@@ -95,12 +95,8 @@ def attend(
             for c, b in zip(context, block, strict=True)
         )
         # Query heads that share a key-value head become further rows: nothing is repeated.
-        grouped = (
-            query[rows]
-            .view(-1, num_groups, num_heads // num_groups, head_dim)
-            .permute(1, 2, 0, 3)
-            .flatten(1, 2)
-        )
+        heads = query[rows].view(-1, num_groups, num_heads // num_groups, head_dim)
+        grouped = heads.permute(1, 2, 0, 3).flatten(1, 2)
         output = functional.scaled_dot_product_attention(
             grouped[None],
             key[None],

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
-from itertools import islice
+from functools import partial
+from itertools import cycle, islice
 from typing import TypeVar
 
 from .channel import Cancelled, Channel, ChannelClosed
@@ -36,7 +37,7 @@ def ordered_map(
         pipeline.channel(f"{stage}-{i}", depth) for i in range(workers)
     ]
 
-    def run(lane_index: int) -> None:
+    def fill(lane_index: int) -> None:
         lane = lanes[lane_index]
         try:
             for item in islice(items(), lane_index, None, workers):
@@ -47,22 +48,20 @@ def ordered_map(
             error.add_note(f"raised in stage {stage!r} of pipeline {pipeline.name!r}")
             lane.put(_Failure(error))
 
-    for i in range(workers):
-        pipeline.spawn(stage, lambda i=i: run(i), into=[lanes[i]])  # type: ignore[misc]
+    for index, lane in enumerate(lanes):
+        pipeline.spawn(stage, partial(fill, index), into=[lane])
+    return _take_turns(lanes)
 
-    def results() -> Generator[B, None, None]:
-        turn = 0
-        try:
-            while True:
-                result = lanes[turn % workers].get()
-                if isinstance(result, _Failure):
-                    raise result.error
-                yield result
-                turn += 1
-        except ChannelClosed:
-            return
-        finally:  # a consumer that leaves early lets the workers go
-            for lane in lanes:
-                lane.abort()
 
-    return results()
+def _take_turns(lanes: list[Channel[B | _Failure]]) -> Generator[B, None, None]:
+    try:
+        for lane in cycle(lanes):
+            result = lane.get()
+            if isinstance(result, _Failure):
+                raise result.error
+            yield result
+    except ChannelClosed:
+        return
+    finally:  # a consumer that leaves early lets the workers go
+        for lane in lanes:
+            lane.abort()
