@@ -91,6 +91,7 @@ class TrainConfig:
     save_every: int = option(500, help="Steps between checkpoints.")
     keep: int = option(2, help="Checkpoints to keep.")
     log_every: int = option(10, help="Steps between lines of metrics.")
+    shuffle_segments: int = option(8, help="Segments in memory whose rows are shuffled together.")
     prefetch_readers: int = option(2, help="Threads that read segments ahead.")
     prefetch_depth: int = option(4, help="Batches ready ahead of training.")
     seed: int = option(0, help="Seed of weights, order and anchors.")
@@ -98,7 +99,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         _require_positive(
             self, "draft_layers", "anchors", "batch_size", "grad_accum", "epochs", "steps", "lr",
-            "save_every", "keep", "log_every", "prefetch_readers", "prefetch_depth", "clip_norm",
+            "save_every", "keep", "log_every", "shuffle_segments", "prefetch_readers",
+            "prefetch_depth", "clip_norm",
         )  # fmt: skip
         if self.block_size < 2:
             raise ConfigError(f"--block-size {self.block_size}: at least 2, an anchor and a token")

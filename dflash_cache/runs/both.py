@@ -61,7 +61,9 @@ def _overlapped(
     }
     extraction_stages = {n: s for n, s in pipeline.statistics.items() if n not in stages}
     return {
-        "extract": extract_report(preparation, cache, extraction_stages, wall_s),
+        "extract": extract_report(
+            preparation, cache, extraction_stages, extraction.wall_s if extraction else 0.0
+        ),
         "train": run.report(stages, wall_s),
     }
 

@@ -1,5 +1,6 @@
 """The stages of phase one: readers, a target worker a device, writers, one committer."""
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -58,6 +59,8 @@ class Extraction:
         self._cache = cache
         self._writer = writer
         self._on_progress = on_progress
+        self._began = time.perf_counter()
+        self.wall_s = 0.0  # from the start until the last segment was committed
         self.committed: Arrivals[int] = pipeline.arrivals("committed", cache.segments)
         missing = [plan for plan in preparation.plan if plan.index not in cache.segments]
         config = preparation.config
@@ -150,6 +153,7 @@ class Extraction:
         for item in finished:
             self._writer.commit(item.folder, item.segment)
             self.committed.add(item.segment.index)
+            self.wall_s = time.perf_counter() - self._began
             tokens += item.segment.num_tokens
             stored_bytes += item.segment.bytes_stored
             self._on_progress(

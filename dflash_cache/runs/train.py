@@ -62,7 +62,9 @@ class TrainingRun:
         self.num_segments = len(plan)
         row_ids = np.concatenate([segment.row_ids for segment in plan])
         self.held_out = held_out_rows(row_ids, config.holdout)
-        self._order = TrainingOrder(plan, self.held_out, config.seed)
+        self._order = TrainingOrder(
+            plan, self.held_out, seed=config.seed, window_segments=config.shuffle_segments
+        )
         self._held_out_segments = [
             (segment.index, rows)
             for segment in plan
@@ -103,17 +105,7 @@ class TrainingRun:
         trainer, config = self._trainer, self.config
         batches = None
         if not trainer.done:
-            batches = prefetch(
-                pipeline,
-                source,
-                self._order,
-                trainer.state.position,
-                batch_size=config.batch_size,
-                anchors=config.anchors,
-                seed=config.seed,
-                readers=config.prefetch_readers,
-                depth=config.prefetch_depth,
-            )
+            batches = prefetch(pipeline, source, self._order, trainer.state.position, config)
 
         def work() -> None:
             if batches is not None:

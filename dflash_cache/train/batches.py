@@ -9,12 +9,13 @@ import numpy as np
 import torch
 
 from dflash_cache.cache import Cache
+from dflash_cache.config import TrainConfig
 from dflash_cache.drafter.blocks import draw_anchors
 from dflash_cache.errors import TrainingError
 from dflash_cache.pipeline import Arrivals, Channel, Pipeline, ordered_map
 from dflash_cache.types import Array, DraftBatch, HiddenSegment, Int64Array
 
-from .order import Position, SegmentRead, TrainingOrder
+from .order import Position, TrainingOrder, Window
 
 
 class SegmentSource(Protocol):
@@ -59,28 +60,26 @@ def prefetch(
     source: SegmentSource,
     order: TrainingOrder,
     start: Position,
-    *,
-    batch_size: int,
-    anchors: int,
-    seed: int,
-    readers: int,
-    depth: int,
+    config: TrainConfig,
 ) -> Channel[TrainingBatch]:
-    """Spawn the stages that read segments and pack batches, until the channel is aborted."""
-    batches: Channel[TrainingBatch] = pipeline.channel("batches", depth)
+    """Spawn the stages that read segments and pack batches, until the channel is aborted.
+
+    While one window of segments is trained on, the next is read.
+    """
+    batches: Channel[TrainingBatch] = pipeline.channel("batches", config.prefetch_depth)
     segments = ordered_map(
         pipeline,
         "prefetch",
-        lambda read: (read, source.read(read.segment)),
-        lambda: order.reads(start),
-        workers=readers,
-        depth=1,
+        lambda item: (item[0], source.read(item[1])),
+        lambda: ((window, index) for window in order.windows(start) for index in window.segments),
+        workers=config.prefetch_readers,
+        depth=-(-config.shuffle_segments // config.prefetch_readers),
     )
 
     def pack_all() -> None:
         with closing(segments):
-            for epoch, group, position, ends_epoch in _groups(segments, batch_size):
-                batch = pack(group, anchors, (seed, epoch))
+            for epoch, group, position, ends_epoch in _groups(segments, config.batch_size):
+                batch = pack(group, config.anchors, (config.seed, epoch))
                 batches.put(TrainingBatch(batch=batch, position=position, ends_epoch=ends_epoch))
 
     pipeline.spawn("pack", pack_all, into=[batches])
@@ -88,29 +87,40 @@ def prefetch(
 
 
 def _groups(
-    segments: Iterable[tuple[SegmentRead, HiddenSegment]], batch_size: int
+    segments: Iterable[tuple[Window, HiddenSegment]], batch_size: int
 ) -> Iterator[tuple[int, list[_Sequence], Position, bool]]:
-    """Full batches across segment borders; what is left at the end of an epoch is a batch too.
+    """Full batches across window borders; what is left at the end of an epoch is a batch too.
 
     A full batch waits for the row after it, so that the last of an epoch is known as such.
     """
     group: list[_Sequence] = []
     position = Position()
-    for read, segment in segments:
-        place = {row: index for index, row in enumerate(segment.row_ids.tolist())}
-        for count, row in enumerate(read.row_ids.tolist(), start=1):
-            if row not in place:  # extraction dropped it; the ledger says why
+    for window, present in _whole_windows(segments):
+        for number, row in enumerate(window.row_ids.tolist(), start=1):
+            if row not in present:  # extraction dropped it; the ledger says why
                 continue
             if len(group) == batch_size:
-                yield read.epoch, group, position, False
+                yield window.epoch, group, position, False
                 group = []
-            group.append(_sequence(segment, place[row]))
-            position = Position(epoch=read.epoch, row=read.first_row + count)
-        if read.last:
+            group.append(present[row])
+            position = Position(epoch=window.epoch, row=window.first_row + number)
+        if window.last:
             if not group:
                 raise TrainingError("extraction dropped every row of this epoch; see the ledger")
-            yield read.epoch, group, Position(epoch=read.epoch + 1), True
+            yield window.epoch, group, Position(epoch=window.epoch + 1), True
             group = []
+
+
+def _whole_windows(
+    segments: Iterable[tuple[Window, HiddenSegment]],
+) -> Iterator[tuple[Window, dict[int, _Sequence]]]:
+    """Each window once all its segments are there, with its sequences by row."""
+    present: dict[int, _Sequence] = {}
+    for window, segment in segments:
+        present |= {sequence.row_id: sequence for sequence in whole_segment(segment)}
+        if segment.index == window.segments[-1]:
+            yield window, present
+            present = {}
 
 
 def _sequence(segment: HiddenSegment, index: int) -> _Sequence:

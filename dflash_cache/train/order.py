@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +18,12 @@ def held_out_rows(row_ids: Int64Array, holdout: float | None) -> Int64Array:
     rows keep those already held out where they are.
     """
     if holdout is None:
-        count = min(64, len(row_ids) // 10)
+        number = min(64, len(row_ids) // 10)
     else:
-        count = round(holdout * len(row_ids)) if holdout < 1 else int(holdout)
-    if count >= len(row_ids):
+        number = round(holdout * len(row_ids)) if holdout < 1 else int(holdout)
+    if number >= len(row_ids):
         raise ConfigError(f"--holdout {holdout}: leaves no row to train on, of {len(row_ids)}")
-    return np.sort(row_ids[np.argsort(_hash(row_ids), kind="stable")[:count]])
+    return np.sort(row_ids[np.argsort(_hash(row_ids), kind="stable")[:number]])
 
 
 def _hash(row_ids: Int64Array) -> npt.NDArray[np.uint64]:
@@ -42,11 +43,11 @@ class Position:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SegmentRead:
-    """The rows of one segment, in training order."""
+class Window:
+    """Segments that are in memory together, and their rows in training order."""
 
     epoch: int
-    segment: int
+    segments: tuple[int, ...]
     row_ids: Int64Array
     first_row: int  # how many planned rows of the epoch stand before these
     last: bool  # of the epoch
@@ -55,40 +56,47 @@ class SegmentRead:
 class TrainingOrder:
     """Epoch 0 takes the segments in plan order, as an extraction gives them; later ones shuffle.
 
-    Rows inside a segment are shuffled in every epoch.
+    A segment holds rows of one length, which may be alike in more than length; so the rows of
+    ``window_segments`` segments are shuffled together.
     """
 
-    def __init__(self, plan: Sequence[SegmentPlan], held_out: Int64Array, seed: int) -> None:
+    def __init__(
+        self,
+        plan: Sequence[SegmentPlan],
+        held_out: Int64Array,
+        *,
+        seed: int,
+        window_segments: int,
+    ) -> None:
         self._rows = [segment.row_ids[~np.isin(segment.row_ids, held_out)] for segment in plan]
         self._seed = seed
+        self._window_segments = window_segments
         self.num_rows = sum(len(rows) for rows in self._rows)
 
     def num_steps(self, *, epochs: int, batch_size: int, grad_accum: int) -> int:
         batches = -(-self.num_rows // batch_size)
         return epochs * -(-batches // grad_accum)
 
-    def reads(self, start: Position) -> Iterator[SegmentRead]:
-        """Endless reads from ``start`` on, epoch after epoch."""
-        epoch, skip = start.epoch, start.row
-        if skip >= self.num_rows:
-            epoch, skip = epoch + 1, 0
-        while True:
-            yield from self._epoch(epoch, skip)
-            epoch, skip = epoch + 1, 0
+    def windows(self, start: Position) -> Iterator[Window]:
+        """Endless windows from ``start`` on, epoch after epoch."""
+        yield from self._epoch(start.epoch, start.row)
+        for epoch in count(start.epoch + 1):
+            yield from self._epoch(epoch, 0)
 
-    def _epoch(self, epoch: int, skip: int) -> Iterator[SegmentRead]:
+    def _epoch(self, epoch: int, skip: int) -> Iterator[Window]:
         segments = [index for index, rows in enumerate(self._rows) if len(rows)]
         if epoch:
             np.random.default_rng((self._seed, epoch)).shuffle(segments)
         before = 0
-        for index in segments:
-            rows = self._rows[index]
+        for first in range(0, len(segments), self._window_segments):
+            chosen = tuple(segments[first : first + self._window_segments])
+            rows = np.concatenate([self._rows[index] for index in chosen])
             if before + len(rows) > skip:
-                rng = np.random.default_rng((self._seed, epoch, index))
+                rng = np.random.default_rng((self._seed, epoch, first))
                 offset = max(0, skip - before)
-                yield SegmentRead(
+                yield Window(
                     epoch=epoch,
-                    segment=index,
+                    segments=chosen,
                     row_ids=rng.permutation(rows)[offset:],
                     first_row=before + offset,
                     last=before + len(rows) == self.num_rows,

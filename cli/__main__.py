@@ -1,0 +1,5 @@
+"""``python -m dflash_cache.cli``."""
+
+from .main import main
+
+main()
