@@ -1,0 +1,68 @@
+"""Checkpoints are whole or absent."""
+
+import pytest
+import torch
+
+from dflash_cache.train.checkpoint import CheckpointStore, TrainingState
+from dflash_cache.train.order import Position
+
+
+def save(store, step):
+    state = TrainingState(
+        step=step, position=Position(epoch=1, row=step), num_tokens=9, loss_first=2.0, loss_last=1.0
+    )
+    store.save(state, {"w": torch.full((3,), float(step))}, {"lr": step / 10})
+    return state
+
+
+def test_the_newest_checkpoint_comes_back_as_it_was(tmp_path):
+    store = CheckpointStore(tmp_path / "checkpoints", keep=3)
+    save(store, 9)
+    state = save(store, 10)
+    found, weights, optimizer = store.latest()
+    assert found == state
+    assert weights["w"].tolist() == [10.0] * 3
+    assert optimizer == {"lr": 1.0}
+
+
+def test_only_the_newest_few_are_kept_counted_by_number(tmp_path):
+    store = CheckpointStore(tmp_path, keep=2)
+    for step in (8, 9, 10, 11):
+        save(store, step)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000010", "step-00000011"]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "state.json"])
+@pytest.mark.parametrize("damage", ["halve", "delete", "flip"])
+def test_a_torn_checkpoint_is_skipped_with_a_warning(name, damage, tmp_path):
+    store = CheckpointStore(tmp_path, keep=2)
+    older = save(store, 1)
+    save(store, 2)
+    path = tmp_path / "step-00000002" / name
+    content = bytearray(path.read_bytes())
+    if damage == "delete":
+        path.unlink()
+    elif damage == "halve":
+        path.write_bytes(content[: len(content) // 2])
+    else:
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    with pytest.warns(UserWarning, match="step-00000002 is damaged or incomplete"):
+        found, weights, _ = store.latest()
+    assert found == older
+    assert weights["w"].tolist() == [1.0] * 3
+
+
+def test_a_torn_checkpoint_is_replaced_when_its_step_comes_again(tmp_path):
+    store = CheckpointStore(tmp_path, keep=2)
+    save(store, 1)
+    (tmp_path / "step-00000001" / "optimizer.pt").unlink()
+    save(store, 1)
+    assert store.latest() is not None
+
+
+def test_what_a_crash_left_half_written_is_cleared_and_never_read(tmp_path):
+    (tmp_path / ".writing-step-00000007").mkdir()
+    store = CheckpointStore(tmp_path, keep=2)
+    assert store.latest() is None
+    assert list(tmp_path.iterdir()) == []
