@@ -7,7 +7,6 @@ import sys
 # Workers and trainer share the cores; spinning made steps up to six times slower (docs/decisions).
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-import click
 import typer
 
 from dflash_cache.errors import DflashCacheError
@@ -52,13 +51,8 @@ def main() -> None:
     """Run the command; errors of ours end with their message, not with a trace."""
     try:
         with stop_on_signals():
-            app(standalone_mode=False)
+            app()  # leaves by SystemExit, with 0 or with 2 for a usage error
         code = 0
-    except click.exceptions.Exit as leaving:
-        code = leaving.exit_code
-    except click.ClickException as error:
-        error.show()
-        code = error.exit_code
     except DflashCacheError as error:
         sys.stderr.write(f"dflash-cache: {error}\n")
         for note in getattr(error, "__notes__", ()):

@@ -58,6 +58,7 @@ class ExtractConfig:
         _require_positive(
             self, "segment_tokens", "batch_tokens", "readers", "writers", "limit", "max_seq_len"
         )
+        _require_not_negative(self, "plan_seed")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,14 +101,15 @@ class TrainConfig:
         _require_positive(
             self, "draft_layers", "anchors", "batch_size", "grad_accum", "epochs", "steps", "lr",
             "save_every", "keep", "log_every", "shuffle_segments", "prefetch_readers",
-            "prefetch_depth", "clip_norm",
+            "prefetch_depth", "clip_norm", "gamma",
         )  # fmt: skip
+        _require_not_negative(self, "seed", "weight_decay")
         if self.block_size < 2:
             raise ConfigError(f"--block-size {self.block_size}: at least 2, an anchor and a token")
         if not 0 <= self.warmup < 1:
             raise ConfigError(f"--warmup {self.warmup}: a share of the steps, from 0 to below 1")
-        if self.holdout is not None and (
-            self.holdout < 0 or (self.holdout >= 1 and self.holdout % 1)
+        if self.holdout is not None and not (
+            0 <= self.holdout < 1 or (self.holdout >= 1 and self.holdout % 1 == 0)
         ):
             raise ConfigError(f"--holdout {self.holdout}: a share below 1 or a number of rows")
 
@@ -135,6 +137,7 @@ class EvaluateConfig:
 
     def __post_init__(self) -> None:
         _require_positive(self, "prompts", "new_tokens")
+        _require_not_negative(self, "seed")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,8 +156,15 @@ Config = ExtractConfig | TrainConfig | EvaluateConfig | BothConfig
 def _require_positive(config: Any, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
-        if value is not None and value <= 0:
+        if value is not None and not value > 0:  # NaN is not
             raise ConfigError(f"{flag_of(name)} {value}: must be greater than 0")
+
+
+def _require_not_negative(config: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not value >= 0:
+            raise ConfigError(f"{flag_of(name)} {value}: must be at least 0")
 
 
 def flag_of(name: str) -> str:
@@ -220,8 +230,13 @@ def _coerce(name: str, value: Any, hint: Any) -> Any:
         return float(value)
     if isinstance(kind, type) and type(value) is kind:
         return value
-    expected = " | ".join(map(str, get_args(kind))) if origin is Literal else str(hint)
+    expected = " | ".join(map(str, get_args(kind))) if origin is Literal else _name_of(kind)
     raise ConfigError(f"{flag_of(name)} {value!r}: expected {expected}")
+
+
+def _name_of(kind: Any) -> str:
+    """``int``, or ``list of int`` for a tuple."""
+    return f"list of {get_args(kind)[0].__name__}" if get_origin(kind) is tuple else kind.__name__
 
 
 def load_toml(path: Path) -> dict[str, Any]:
@@ -230,7 +245,7 @@ def load_toml(path: Path) -> dict[str, Any]:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"--config {path} does not exist") from None
-    except tomllib.TOMLDecodeError as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"--config {path}: {error}") from error
     return {name.replace("-", "_"): value for name, value in content.items()}
 

@@ -1,5 +1,6 @@
 """Lists of numbers in Arrow memory, viewed and never copied as a whole."""
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,6 +9,11 @@ import pyarrow as pa
 from dflash_cache.errors import DataError
 from dflash_cache.types import Array, Int64Array
 
+TypeCheck = Callable[[pa.DataType], bool]
+
+# A column whose lists are all empty may have been written with the type null.
+INTEGERS: tuple[TypeCheck, ...] = (pa.types.is_integer, pa.types.is_null)
+NUMBERS: tuple[TypeCheck, ...] = (*INTEGERS, pa.types.is_boolean, pa.types.is_floating)
 _LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 
 
@@ -21,8 +27,12 @@ class _Chunk:
 class ListColumn:
     """A column of list, large_list or fixed_size_list, in any number of chunks."""
 
-    def __init__(self, name: str, column: pa.ChunkedArray) -> None:
-        if not any(is_list(column.type) for is_list in _LISTS):
+    def __init__(
+        self, name: str, column: pa.ChunkedArray, kinds: Collection[TypeCheck] = NUMBERS
+    ) -> None:
+        """``kinds`` are the accepted types of the values in the lists."""
+        is_list = any(check(column.type) for check in _LISTS)
+        if not is_list or not any(check(column.type.value_type) for check in kinds):
             raise DataError(f"column {name!r} has type {column.type}, expected a list of integers")
         self.name = name
         self._chunks = [_view(chunk) for chunk in column.chunks]
@@ -48,8 +58,13 @@ class ListColumn:
         last = stop - int(self.starts[index])
         offsets = chunk.offsets[first : last + 1].astype(np.int64)
         values = chunk.values[int(offsets[0]) : int(offsets[-1])]
-        valid = np.ones(last - first, bool) if chunk.valid is None else chunk.valid[first:last]
         offsets -= offsets[0]
+        valid = np.ones(last - first, bool)
+        if chunk.valid is not None:  # what lies under a null row is no content
+            valid = chunk.valid[first:last]
+            lengths = np.diff(offsets)
+            values = values.filter(pa.array(np.repeat(valid, lengths)))
+            offsets = np.concatenate([[0], np.cumsum(np.where(valid, lengths, 0))])
         if values.null_count:
             position = int(np.flatnonzero(~values.is_valid().to_numpy(zero_copy_only=False))[0])
             row = int(np.searchsorted(offsets, position, side="right")) - 1

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from dflash_cache.errors import ConfigError, DataError
-from dflash_cache.types import Int64Array, TokenSequence
+from dflash_cache.types import TokenSequence
 
-from .columns import ListColumn
+from .columns import INTEGERS, ListColumn
 
 _READERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json"}
 
@@ -19,19 +19,17 @@ _READERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json"}
 class TokenRows:
     """Rows with input_ids, loss_mask and optionally seq_len, addressed by row number."""
 
-    def __init__(self, table: pa.Table, indices: Int64Array | None, limit: int | None) -> None:
+    def __init__(self, table: pa.Table, limit: int | None = None) -> None:
         missing = {"input_ids", "loss_mask"} - set(table.column_names)
         if missing:
             raise DataError(
                 f"the dataset has no column {', '.join(sorted(missing))}; it has "
                 f"{', '.join(table.column_names)}. Rename your columns to input_ids and loss_mask"
             )
-        self.input_ids = ListColumn("input_ids", table.column("input_ids"))
+        self.input_ids = ListColumn("input_ids", table.column("input_ids"), INTEGERS)
         self.loss_mask = ListColumn("loss_mask", table.column("loss_mask"))
         self.seq_len = table.column("seq_len") if "seq_len" in table.column_names else None
-        self.indices = indices
-        rows = table.num_rows if indices is None else len(indices)
-        self.num_rows = rows if limit is None else min(rows, limit)
+        self.num_rows = table.num_rows if limit is None else min(table.num_rows, limit)
 
     @classmethod
     def open(cls, path: Path, *, split: str | None = None, limit: int | None = None) -> Self:
@@ -39,25 +37,23 @@ class TokenRows:
         if not path.exists():
             raise ConfigError(f"--data {path} does not exist")
         if path.is_file() or not _is_saved(path):
-            return cls(_read_files(path), None, limit)
+            if split is not None:
+                raise ConfigError(f"--split {split}: {path} has no splits")
+            return cls(_read_files(path), limit)
         dataset = datasets.load_from_disk(str(path))
         if isinstance(dataset, Mapping):
             dataset = _choose_split(dataset, split, path)
-        indices = dataset._indices  # a shuffled or selected dataset keeps its order apart
-        order = None if indices is None else indices.column(0).to_numpy().astype(np.int64)
-        return cls(dataset.data.table, order, limit)
-
-    def stored_row(self, row: int) -> int:
-        """Where ``row`` lies in the columns: differs for a shuffled or selected dataset."""
-        return row if self.indices is None else int(self.indices[row])
+        elif split is not None:
+            raise ConfigError(f"--split {split}: {path} has no splits")
+        # save_to_disk writes a shuffled or selected dataset in its new order.
+        return cls(dataset.data.table, limit)
 
     def sequence(self, row: int, num_tokens: int) -> TokenSequence:
         """The first ``num_tokens`` tokens of ``row``, copied out of the memory map."""
-        stored = self.stored_row(row)
         return TokenSequence(
             row_id=row,
-            input_ids=self.input_ids.row(stored)[:num_tokens].astype(np.int32),
-            loss_mask=self.loss_mask.row(stored)[:num_tokens].astype(np.uint8),
+            input_ids=self.input_ids.row(row)[:num_tokens].astype(np.int32),
+            loss_mask=self.loss_mask.row(row)[:num_tokens].astype(np.uint8),
         )
 
 
@@ -94,11 +90,18 @@ def _read_files(path: Path) -> pa.Table:
         return pa.concat_tables([_map_arrow(file) for file in files])
     names = [str(file) for file in files]
     # datasets converts once to Arrow files in its own folder and maps those.
-    return datasets.load_dataset(_READERS[kind], data_files=names, split="train").data.table
+    try:
+        return datasets.load_dataset(_READERS[kind], data_files=names, split="train").data.table
+    except (datasets.exceptions.DatasetGenerationError, pa.ArrowInvalid) as error:
+        cause = error.__cause__ or error
+        raise DataError(f"{path} cannot be read: {cause}. Write it again") from error
 
 
 def _map_arrow(file: Path) -> pa.Table:
     source = pa.memory_map(str(file))
-    if file.open("rb").read(6) == b"ARROW1":
-        return pa.ipc.open_file(source).read_all()
-    return pa.ipc.open_stream(source).read_all()
+    is_file_format = source.read(6) == b"ARROW1"
+    source.seek(0)
+    try:
+        return (pa.ipc.open_file if is_file_format else pa.ipc.open_stream)(source).read_all()
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError(f"{file} cannot be read: {error}. Write it again") from error

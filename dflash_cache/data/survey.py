@@ -31,11 +31,11 @@ class Survey:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Findings for a run of stored rows."""
+    """Findings for a run of rows."""
 
     lengths: Int64Array  # [rows] before truncation, 0 for null
     reasons: Int64Array  # [rows] index into REASONS or _KEPT
-    faults: list[tuple[int, str]]  # (stored row, message)
+    faults: list[tuple[int, str]]  # (row, message)
 
 
 def survey(rows: TokenRows, *, vocab_size: int, max_seq_len: int, too_long: str) -> Survey:
@@ -43,21 +43,16 @@ def survey(rows: TokenRows, *, vocab_size: int, max_seq_len: int, too_long: str)
 
     ``too_long`` is ``truncate`` or ``drop``, for rows of more than ``max_seq_len`` tokens.
     """
-    num_stored = rows.num_rows if rows.indices is None else len(rows.input_ids)
     digests = tuple(xxhash.xxh3_128() for _ in range(3))  # lengths, ids, mask: chunks do not show
     blocks = [
         _survey_block(rows, start, stop, digests, (vocab_size, max_seq_len, too_long))
-        for start, stop in _block_bounds(rows, num_stored)
+        for start, stop in _block_bounds(rows, rows.num_rows)
     ]
-    _raise_faults(rows, [fault for block in blocks for fault in block.faults])
+    _raise_faults([fault for block in blocks for fault in block.faults])
     empty = np.zeros(0, np.int64)
     digest = xxhash.xxh3_128(b"".join(part.digest() for part in digests))
     lengths = np.concatenate([empty, *(block.lengths for block in blocks)])
     reasons = np.concatenate([empty, *(block.reasons for block in blocks)])
-    if rows.indices is not None:
-        order = rows.indices[: rows.num_rows]
-        digest.update(order.tobytes())
-        lengths, reasons = lengths[order], reasons[order]
     kept = np.flatnonzero(reasons == _KEPT)
     dropped = np.flatnonzero(reasons != _KEPT)
     return Survey(
@@ -154,13 +149,11 @@ def _value_faults(
     ]  # fmt: skip
 
 
-def _raise_faults(rows: TokenRows, faults: list[tuple[int, str]]) -> None:
-    if rows.indices is not None and faults:
-        place = {stored: row for row, stored in enumerate(rows.indices[: rows.num_rows].tolist())}
-        faults = [(place[row], message) for row, message in faults if row in place]
+def _raise_faults(faults: list[tuple[int, str]]) -> None:
     if faults:
-        faults.sort()
-        row, message = faults[0]
-        more = {row for row, _ in faults[1:]} - {row}
-        others = f" {len(more)} more rows have faults too." if more else ""
-        raise DataError(f"row {row}: {message}.{others} Mend or drop these rows and run again")
+        row, message = min(faults)
+        others = len({other for other, _ in faults} - {row})
+        also = (
+            f" {others} more {'rows have' if others > 1 else 'row has'} faults." if others else ""
+        )
+        raise DataError(f"row {row}: {message}.{also} Mend or drop these rows and run again")

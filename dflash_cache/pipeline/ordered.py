@@ -1,10 +1,10 @@
 """Work done by several threads whose results come out in the order of the input."""
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, islice
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from .channel import Cancelled, Channel, ChannelClosed
 from .pipeline import Pipeline
@@ -18,6 +18,30 @@ class _Failure:
     error: Exception
 
 
+class OrderedResults(Generic[B]):
+    """Yields results in the order of the input; ``close`` lets the workers go."""
+
+    def __init__(self, lanes: list[Channel[B | _Failure]]) -> None:
+        self._lanes = lanes
+        self._turns = cycle(lanes)
+
+    def __iter__(self) -> "OrderedResults[B]":
+        return self
+
+    def __next__(self) -> B:
+        try:
+            result = next(self._turns).get()
+        except ChannelClosed:
+            raise StopIteration from None
+        if isinstance(result, _Failure):
+            raise result.error
+        return result
+
+    def close(self) -> None:
+        for lane in self._lanes:
+            lane.abort()
+
+
 def ordered_map(
     pipeline: Pipeline,
     stage: str,
@@ -26,12 +50,12 @@ def ordered_map(
     *,
     workers: int,
     depth: int,
-) -> Generator[B, None, None]:
+) -> OrderedResults[B]:
     """Map ``work`` over ``items`` with ``workers`` threads, each at most ``depth`` results ahead.
 
     ``items`` is called once a worker and must yield the same things each time: worker i takes the
     items i, i + workers, ... An error travels in the order of its item: everything before it is
-    yielded first, then it is raised. Closing the generator stops the workers.
+    yielded first, then it is raised. Closing the results stops the workers.
     """
     lanes: list[Channel[B | _Failure]] = [
         pipeline.channel(f"{stage}-{i}", depth) for i in range(workers)
@@ -50,18 +74,4 @@ def ordered_map(
 
     for index, lane in enumerate(lanes):
         pipeline.spawn(stage, partial(fill, index), into=[lane])
-    return _take_turns(lanes)
-
-
-def _take_turns(lanes: list[Channel[B | _Failure]]) -> Generator[B, None, None]:
-    try:
-        for lane in cycle(lanes):
-            result = lane.get()
-            if isinstance(result, _Failure):
-                raise result.error
-            yield result
-    except ChannelClosed:
-        return
-    finally:  # a consumer that leaves early lets the workers go
-        for lane in lanes:
-            lane.abort()
+    return OrderedResults(lanes)

@@ -66,7 +66,11 @@ class Pipeline:
         return self._register(Arrivals(name, arrived))
 
     def _register(self, abortable: A) -> A:
-        self._abortables.append(abortable)
+        with self._lock:
+            self._abortables.append(abortable)
+            cancelled = self._cancelled
+        if cancelled:
+            abortable.abort()
         return abortable
 
     def spawn(
@@ -107,7 +111,8 @@ class Pipeline:
             if cause is not None:
                 self._errors.append(cause)
             self._cancelled = True
-        for abortable in self._abortables:
+            abortables = tuple(self._abortables)
+        for abortable in abortables:
             abortable.abort()
 
     def check(self) -> None:

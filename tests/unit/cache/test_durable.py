@@ -1,0 +1,147 @@
+import os
+
+import numpy as np
+import pytest
+
+from dflash_cache.cache.durable import (
+    checked_line,
+    crc32c,
+    fingerprint_files,
+    fsync_tree,
+    parse_checked_line,
+    read_fingerprinted,
+    write_atomically,
+)
+from dflash_cache.errors import CacheCorruptError
+
+
+def test_crc32c_is_the_castagnoli_checksum():
+    assert crc32c(b"123456789") == 0xE3069283
+
+
+def test_crc32c_goes_on_from_an_earlier_checksum():
+    assert crc32c(b"6789", crc32c(b"12345")) == crc32c(b"123456789")
+
+
+def test_crc32c_of_an_array_is_that_of_its_bytes():
+    values = np.arange(24, dtype=np.uint16).reshape(2, 3, 4)
+    assert crc32c(values) == crc32c(values.tobytes())
+
+
+def test_an_atomic_write_replaces_the_old_content(tmp_path):
+    path = tmp_path / "spec.json"
+    path.write_bytes(b"old")
+    write_atomically(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("call", ["fsync", "rename"])
+def test_an_atomic_write_that_fails_leaves_the_old_content_and_nothing_else(
+    tmp_path, monkeypatch, call
+):
+    path = tmp_path / "spec.json"
+    path.write_bytes(b"old")
+
+    def fail(*_arguments):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(
+        *(("os.fsync", fail) if call == "fsync" else ("pathlib.Path.replace", fail))
+    )
+    with pytest.raises(OSError, match="no space left"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_atomic_write_is_durable_before_and_after_the_rename(tmp_path, monkeypatch):
+    events = []
+    fsync, replace = os.fsync, type(tmp_path).replace
+
+    def record_fsync(descriptor):
+        is_folder = os.fstat(descriptor).st_ino == tmp_path.stat().st_ino
+        events.append("folder" if is_folder else "file")
+        fsync(descriptor)
+
+    def record_replace(path, target):
+        events.append("rename")
+        return replace(path, target)
+
+    monkeypatch.setattr("os.fsync", record_fsync)
+    monkeypatch.setattr("pathlib.Path.replace", record_replace)
+    write_atomically(tmp_path / "spec.json", b"new")
+    assert events == ["file", "rename", "folder"]
+
+
+def test_a_tree_is_made_durable_to_its_last_file_with_contents_before_their_folder(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    files = [tmp_path / "top", tmp_path / "a" / "one", tmp_path / "a" / "b" / "two"]
+    for path in files:
+        path.write_bytes(b"x")
+    names = {path.stat().st_ino: path for path in [tmp_path, *tmp_path.rglob("*")]}
+    order = []
+    monkeypatch.setattr("os.fsync", lambda fd: order.append(names[os.fstat(fd).st_ino]))
+    fsync_tree(tmp_path)
+    assert sorted(order) == sorted(names.values())
+    for path in names.values():
+        assert path == tmp_path or order.index(path) < order.index(path.parent)
+
+
+def test_a_checked_line_gives_its_record_back():
+    record = {"index": 3, "files": {"c.0": [12, 34]}, "text": "ü \n \r \u2028 \\"}
+    line = checked_line(record)
+    assert line.count(b"\n") == 1
+    assert parse_checked_line(line, "here") == record
+
+
+def test_every_flipped_bit_of_a_checked_line_is_found():
+    line = checked_line({"index": 3, "name": "a b", "files": {"c.0": [12, 34]}})
+    for bit in range(8 * len(line)):
+        flipped = bytearray(line)
+        flipped[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(CacheCorruptError, match=r"commits\.log, line 7"):
+            parse_checked_line(bytes(flipped), "commits.log, line 7")
+
+
+def test_every_shortened_checked_line_is_found():
+    line = checked_line({"index": 3})
+    for length in range(len(line)):
+        with pytest.raises(CacheCorruptError):
+            parse_checked_line(line[:length], "here")
+
+
+@pytest.fixture
+def fingerprinted(tmp_path):
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "c.0").write_bytes(b"some bytes")
+    (tmp_path / "big").write_bytes(b"left out")
+    return tmp_path, fingerprint_files(tmp_path, skip="big")
+
+
+def test_fingerprints_hold_size_and_checksum_of_every_file_but_the_skipped_one(fingerprinted):
+    _, fingerprints = fingerprinted
+    assert fingerprints == {"inner/c.0": (10, crc32c(b"some bytes"))}
+
+
+def test_unaltered_bytes_are_read(fingerprinted):
+    assert read_fingerprinted(fingerprinted[0], "inner/c.0", fingerprinted[1]) == b"some bytes"
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: path.unlink(), "the file is missing"),
+        (lambda path: path.write_bytes(b"some"), "4 bytes, expected 10"),
+        (lambda path: path.write_bytes(b"some bytes more"), "15 bytes, expected 10"),
+        (lambda path: path.write_bytes(b"some bytez"), "checksum differs"),
+    ],
+    ids=["missing", "shorter", "longer", "altered"],
+)
+def test_altered_bytes_are_an_error_that_names_the_file(fingerprinted, damage, message):
+    folder, fingerprints = fingerprinted
+    damage(folder / "inner" / "c.0")
+    with pytest.raises(CacheCorruptError, match=f"inner/c.0: .*{message}"):
+        read_fingerprinted(folder, "inner/c.0", fingerprints)

@@ -1,0 +1,222 @@
+import json
+import os
+import signal
+import sys
+from importlib.metadata import version
+from types import SimpleNamespace
+
+import pytest
+
+from dflash_cache import errors
+from dflash_cache.cli.main import main
+from dflash_cache.errors import DflashCacheError
+from dflash_cache.pipeline import StageStuckError
+from tests.support.threads import no_thread_left
+
+EXTRACT = ("extract", "--data", "d", "--target", "t", "--cache", "c")
+REPORT = {
+    "sequences": 3,
+    "tokens": 70,
+    "truncated": 1,
+    "dropped": {"empty": 2},
+    "bytes_raw": 1000,
+    "bytes_stored": 900,
+    "wall_s": 1.5,
+    "stages": {"read": {"busy_s": 1.0, "starved_s": 0.0, "blocked_s": 0.5}},
+}
+OF_OURS = [
+    kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, DflashCacheError)
+]
+
+
+@pytest.fixture(autouse=True)
+def _leave_no_thread_and_no_handler():
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with no_thread_left():
+        yield
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """``dflash-cache`` in this process: its exit code, stdout and stderr."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["dflash-cache", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        output = capsys.readouterr()
+        return caught.value.code, output.out, output.err
+
+    return run
+
+
+@pytest.fixture
+def extraction(monkeypatch):
+    """Put ``act`` in the place of the extraction: a fault, or a report without the work."""
+
+    def replace(act):
+        seen = []
+
+        def extract(config, on_progress):
+            seen.append(config)
+            return act()
+
+        module = SimpleNamespace(extract=extract)
+        monkeypatch.setitem(sys.modules, "dflash_cache.runs.extract", module)
+        return seen
+
+    return replace
+
+
+def raises(error):
+    def act():
+        raise error
+
+    return act
+
+
+def test_a_command_that_is_done_exits_with_0(command, extraction):
+    seen = extraction(lambda: REPORT)
+    code, out, err = command(*EXTRACT, "--limit", "5")
+    assert code == 0
+    assert seen[0].limit == 5
+    assert "Extracted" in out
+    assert err == ""
+
+
+def test_with_json_the_last_line_of_stdout_is_the_report(command, extraction):
+    extraction(lambda: REPORT)
+    code, out, _ = command(*EXTRACT, "--json")
+    assert code == 0
+    assert out.endswith("}\n")
+    assert json.loads(out.splitlines()[-1]) == REPORT
+
+
+def test_the_report_is_readable_without_json(command, extraction):
+    extraction(lambda: REPORT)
+    _, out, _ = command(*EXTRACT)
+    for words in ("2 empty", "rows truncated", "starved (no input)", "blocked (no room)"):
+        assert words in out
+
+
+@pytest.mark.parametrize("kind", OF_OURS, ids=lambda kind: kind.__name__)
+def test_an_error_of_ours_is_a_message_on_stderr_and_no_trace(command, extraction, kind):
+    error = kind("row 3: broken. Mend it")
+    error.add_note("raised in stage 'read' of pipeline 'extract'")
+    extraction(raises(error))
+    code, out, err = command(*EXTRACT)
+    assert code == (2 if kind is errors.ConfigError else 1)
+    assert out == ""
+    assert err == (
+        "dflash-cache: row 3: broken. Mend it\n  raised in stage 'read' of pipeline 'extract'\n"
+    )
+
+
+def test_an_error_of_another_kind_keeps_its_trace(monkeypatch, extraction):
+    error = KeyError("a bug")
+    extraction(raises(error))
+    monkeypatch.setattr(sys, "argv", ["dflash-cache", *EXTRACT])
+    with pytest.raises(KeyError) as caught:
+        main()
+    assert caught.value is error
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"]
+)
+def test_a_signal_ends_with_its_exit_code_and_a_word_on_how_to_go_on(
+    command, extraction, number, code
+):
+    extraction(lambda: os.kill(os.getpid(), number))
+    got, _, err = command(*EXTRACT)
+    assert got == code
+    assert err == f"dflash-cache: stopped by {number.name}; the same command continues\n"
+
+
+def test_a_stuck_stage_is_named_and_the_process_is_ended_at_once(
+    command, extraction, monkeypatch, capsys
+):
+    class Ended(BaseException):
+        pass
+
+    def end(code):
+        raise Ended(code)
+
+    monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(sys, "argv", ["dflash-cache", *EXTRACT])
+    extraction(raises(StageStuckError("stage 'extract/write' did not stop")))
+    with pytest.raises(Ended) as caught:
+        main()
+    assert caught.value.args == (1,)
+    assert capsys.readouterr().err == "dflash-cache: stage 'extract/write' did not stop\n"
+
+
+def test_a_configuration_error_exits_with_2_and_says_what_to_change(command):
+    code, out, err = command("extract", "--data", "d", "--target", "t")
+    assert code == 2
+    assert out == ""
+    assert err == "dflash-cache: --cache is missing: Cache folder; an unfinished one is resumed.\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--limit", "0"), "--limit 0: must be greater than 0"),
+        (("--config", "none.toml"), "--config none.toml does not exist"),
+    ],
+)
+def test_messages_of_configuration_errors_are_on_stderr(command, more, message):
+    code, out, err = command(*EXTRACT, *more)
+    assert (code, out, err) == (2, "", f"dflash-cache: {message}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ((*EXTRACT, "--nonsense"), "--nonsense"),
+        ((*EXTRACT, "--readers", "many"), "--readers"),
+        ((*EXTRACT, "--codec", "gzip"), "gzip"),
+        ((*EXTRACT, "--target-layers", "1,x"), "1,x"),
+        ((*EXTRACT, "--readers"), "--readers"),
+        (("unheard-of",), "unheard-of"),
+    ],
+    ids=["unknown flag", "no number", "no choice", "no list", "no value", "unknown command"],
+)
+def test_a_usage_error_exits_with_2_and_a_message_without_a_trace(command, arguments, named):
+    code, out, err = command(*arguments)
+    assert code == 2
+    assert out == ""
+    assert named in err
+    assert "Traceback" not in err
+
+
+def test_without_arguments_the_help_is_shown(command):
+    code, out, err = command()
+    assert code in (0, 2)
+    for name in ("extract", "train", "both", "evaluate"):
+        assert name in out + err
+
+
+@pytest.mark.parametrize("name", [(), ("extract",), ("train",), ("both",), ("evaluate",)])
+def test_help_exits_with_0(command, name):
+    code, out, err = command(*name, "--help")
+    assert code == 0
+    assert "Usage:" in out
+    assert err == ""
+
+
+def test_version_names_the_package_and_what_results_depend_on(command):
+    code, out, err = command("--version")
+    assert (code, err) == (0, "")
+    names = ("dflash-cache", "torch", "transformers", "zarr")
+    assert out.splitlines() == [f"{name} {version(name)}" for name in names]
+
+
+def test_both_with_some_of_its_data_named_is_not_the_demo(command):
+    code, _, err = command("both", "--cache", "c")
+    assert code == 2
+    assert err.startswith("dflash-cache: --data is missing: ")
