@@ -1,0 +1,145 @@
+"""Write ``docs/reference/commands.md`` from the configuration classes, the flags' only source."""
+
+import inspect
+import sys
+from collections.abc import Iterator
+from dataclasses import MISSING, Field
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from dflash_cache.config import (
+    BothConfig,
+    EvaluateConfig,
+    ExtractConfig,
+    TrainConfig,
+    flag_of,
+    options_of,
+)
+from dflash_cache.runs.demo import demo_settings
+
+PAGE = Path(__file__).parent / "reference" / "commands.md"
+EXAMPLES = {
+    "extract": "dflash-cache extract --data tokens --target Qwen/Qwen3-8B --cache cache",
+    "train": "dflash-cache train --cache cache --out run",
+    "both": (
+        "dflash-cache both --overlap --data tokens --target Qwen/Qwen3-8B --cache cache --out run"
+    ),
+    "evaluate": ("dflash-cache evaluate --target Qwen/Qwen3-8B --drafter run/export --data tokens"),
+}
+CONFIGS = {
+    "extract": ExtractConfig,
+    "train": TrainConfig,
+    "both": BothConfig,
+    "evaluate": EvaluateConfig,
+}
+TYPE_NAMES = {int: "number", float: "decimal", str: "text", Path: "path"}
+INTRODUCTION = """\
+# Commands
+
+<!-- Written by docs/make_reference.py; `make reference` writes it again. -->
+
+Every flag of every command. Square brackets in a meaning give the unit, or what holds when the
+flag is not given.
+
+Each command also takes:
+
+| flag | meaning |
+|---|---|
+| `--config FILE.toml` | Settings from a TOML file, one flat table, named as the flags. Flags win. |
+| `--json` | Print the report as one JSON object, as the last line of standard output. |
+| `--help` | Show the flags. |
+
+`dflash-cache --version` prints the versions of the program, torch, transformers and zarr.
+
+Flags of several values take them separated by commas: `--devices cuda:0,cuda:1`. A switch has an
+opposite: `--no-overlap` undoes an `overlap = true` of the file.
+
+Progress goes to standard error, the report to standard output.
+
+| exit code | meaning |
+|---|---|
+| 0 | Done, or nothing left to do. |
+| 1 | Failed: the data, the cache or the run is not what it should be. |
+| 2 | Usage: a flag, a setting or a combination of them is wrong. |
+| 130 | Stopped by Ctrl-C. The same command continues. |
+| 143 | Stopped by SIGTERM. The same command continues. |
+"""
+
+
+def render() -> str:
+    """The whole page."""
+    return "\n".join([INTRODUCTION, *(_command(name) for name in CONFIGS), _demo()])
+
+
+def _command(name: str) -> str:
+    config = CONFIGS[name]
+    lines = [f"## {name}", "", f"{inspect.getdoc(config)}", ""]
+    lines += ["```bash", EXAMPLES[name], "```", ""]
+    options = list(options_of(config))
+    if name == "both":
+        lines += ["Every flag of `extract` and `train`, and:", ""]
+        other = {
+            item.name for each in ("extract", "train") for item, _ in options_of(CONFIGS[each])
+        }
+        options = [(item, hint) for item, hint in options if item.name not in other]
+    lines += ["| flag | value | default | meaning |", "|---|---|---|---|"]
+    lines += [_row(item, hint) for item, hint in options]
+    return "\n".join([*lines, ""])
+
+
+def _row(item: Field[Any], hint: Any) -> str:
+    return (
+        f"| `{flag_of(item.name)}` | {_value(hint)} | {_default(item)} | {item.metadata['help']} |"
+    )
+
+
+def _value(hint: Any) -> str:
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    kind = next(each for each in kinds if each is not NoneType)
+    if kind is bool:
+        return "switch"
+    if get_origin(kind) is Literal:
+        return ", ".join(f"`{choice}`" for choice in get_args(kind))
+    if get_origin(kind) is tuple:
+        return f"{TYPE_NAMES[get_args(kind)[0]]}, ..."
+    return TYPE_NAMES[kind]
+
+
+def _default(item: Field[Any]) -> str:
+    if item.default is MISSING:
+        return "required"
+    if item.default in (None, (), ""):
+        return ""
+    if isinstance(item.default, bool):
+        return "on" if item.default else "off"
+    return f"`{item.default}`"
+
+
+def _demo() -> str:
+    lines = [
+        "## The demo",
+        "",
+        "`both` without any of `--data`, `--target`, `--cache` and `--out` runs the bundled demo,",
+        "with these settings in place of the defaults. A file or a flag may change each of them.",
+        "",
+        "| setting | value |",
+        "|---|---|",
+    ]
+    return "\n".join([*lines, *(f"| `{flag}` | {value} |" for flag, value in _demo_rows()), ""])
+
+
+def _demo_rows() -> Iterator[tuple[str, str]]:
+    for name, value in demo_settings().items():
+        if name in {"data", "target"}:
+            yield flag_of(name), f"the bundled {name}"
+        elif value is True:
+            yield flag_of(name), "on"
+        else:
+            text = ",".join(value) if isinstance(value, tuple) else value
+            yield flag_of(name), f"`{text}`"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render(), encoding="utf-8")
+    sys.stdout.write(f"{PAGE} written\n")
