@@ -76,7 +76,8 @@ class CommittedSegment:
     chunk_tokens: int  # of hidden states in one inner Zarr chunk
     bytes_raw: int
     bytes_stored: int
-    files: Mapping[str, tuple[int, int]]  # path in the segment -> (size in bytes, crc32c)
+    files: Mapping[str, tuple[int, str]]  # path in the segment -> (size in bytes, XXH3-64)
+    chunk_crcs: tuple[int, ...]  # crc32c of each inner chunk as stored
     dropped: tuple[DroppedRow, ...] = ()
 
 

@@ -81,7 +81,7 @@ class Cache:
                 f"dflash-cache extract --data D --target M --cache {root}"
             )
         record = parse_checked_line(path.read_bytes(), str(path))
-        fingerprints = {name: (size, crc) for name, (size, crc) in record["files"].items()}
+        fingerprints = {name: (size, digest) for name, (size, digest) in record["files"].items()}
         return cls(root, CacheSpec.from_dict(record["spec"]), fingerprints)
 
     @classmethod

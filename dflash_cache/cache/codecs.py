@@ -61,11 +61,15 @@ class ChunkCodec:
             )
         )
 
-    def decode(self, payload: memoryview, into: Array, where: str) -> None:
-        """Check the stored chunk ``payload`` (checksum last) and write its values to ``into``."""
+    def decode(self, payload: memoryview, crc: int, into: Array, where: str) -> None:
+        """Write the values of the stored chunk ``payload`` (its checksum last) to ``into``.
+
+        The bytes must have the checksum ``crc`` that was recorded on commit, so that a whole chunk
+        of another segment is found out as well.
+        """
         stored = np.frombuffer(payload, np.uint8)
         body, checksum = stored[:-CHECKSUM_BYTES], stored[-CHECKSUM_BYTES:]
-        if crc32c(body).to_bytes(CHECKSUM_BYTES, "little") != checksum.tobytes():
+        if checksum.tobytes() != crc.to_bytes(CHECKSUM_BYTES, "little") or crc32c(body) != crc:
             raise CacheCorruptError(f"{where}: the chunk's checksum does not match its bytes")
         if self.blosc_name is None:
             into.reshape(-1).view(np.uint8)[:] = body

@@ -17,8 +17,9 @@ def record_of(segment: CommittedSegment) -> dict[str, Any]:
 
 def segment_of(record: dict[str, Any]) -> CommittedSegment:
     dropped = tuple(DroppedRow(**row) for row in record["dropped"])
-    files = {name: (size, crc) for name, (size, crc) in record["files"].items()}
-    return CommittedSegment(**record | {"dropped": dropped, "files": files})
+    files = {name: (size, digest) for name, (size, digest) in record["files"].items()}
+    crcs = tuple(record["chunk_crcs"])
+    return CommittedSegment(**record | {"dropped": dropped, "files": files, "chunk_crcs": crcs})
 
 
 class CommitLog:

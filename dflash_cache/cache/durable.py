@@ -9,18 +9,27 @@ from typing import Any
 
 import google_crc32c
 import numpy as np
+import xxhash
 
 from dflash_cache.errors import CacheCorruptError
 from dflash_cache.types import Array
 
-Fingerprints = Mapping[str, tuple[int, int]]  # path -> (size in bytes, crc32c)
+Fingerprints = Mapping[str, tuple[int, str]]  # path -> (size in bytes, digest)
 
 
-def crc32c(data: bytes | Array, crc: int = 0) -> int:
-    """CRC-32C of ``data`` (contiguous), continuing from ``crc``."""
+def crc32c(data: bytes | Array) -> int:
+    """CRC-32C of ``data`` (contiguous)."""
     if isinstance(data, np.ndarray):
         data = data.reshape(-1).view(np.uint8)
-    return int(google_crc32c.extend(crc, data))
+    return int(google_crc32c.value(data))
+
+
+def digest(data: bytes) -> str:
+    """XXH3-64 of a whole file.
+
+    A CRC would not do: over data that ends with its own CRC it is the same whatever the data.
+    """
+    return xxhash.xxh3_64_hexdigest(data)
 
 
 def fsync_folder(folder: Path) -> None:
@@ -74,14 +83,14 @@ def parse_checked_line(line: bytes, where: str) -> dict[str, Any]:
     return dict(json.loads(body))
 
 
-def fingerprint_files(folder: Path, *, skip: str = "") -> dict[str, tuple[int, int]]:
-    """Size and crc32c of every file below ``folder`` but ``skip``, by relative path."""
+def fingerprint_files(folder: Path, *, skip: str = "") -> dict[str, tuple[int, str]]:
+    """Size and digest of every file below ``folder`` but ``skip``, by relative path."""
     found = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and name != skip:
             data = path.read_bytes()
-            found[name] = (len(data), crc32c(data))
+            found[name] = (len(data), digest(data))
     return found
 
 
@@ -92,9 +101,9 @@ def read_fingerprinted(folder: Path, name: str, fingerprints: Fingerprints) -> b
         data = path.read_bytes()
     except FileNotFoundError:
         raise CacheCorruptError(f"{path}: the file is missing") from None
-    size, crc = fingerprints[name]
+    size, expected = fingerprints[name]
     if len(data) != size:
         raise CacheCorruptError(f"{path}: {len(data)} bytes, expected {size}")
-    if crc32c(data) != crc:
-        raise CacheCorruptError(f"{path}: checksum differs from the one recorded when written")
+    if digest(data) != expected:
+        raise CacheCorruptError(f"{path}: its content is not what was recorded when it was written")
     return data

@@ -119,7 +119,7 @@ class SegmentWriter:
         self._write_arrays(sequences, lengths)
         files = fingerprint_files(self.folder, skip=SHARD_KEY)
         if sequences:
-            files[SHARD_KEY] = (self._shard.size, self._shard.crc)
+            files[SHARD_KEY] = (self._shard.size, self._shard.digest)
         segment = CommittedSegment(
             index=self.index,
             num_sequences=len(sequences),
@@ -128,6 +128,7 @@ class SegmentWriter:
             bytes_raw=self._appended * self._spec.token_bytes,
             bytes_stored=sum(size for size, _ in files.values()),
             files=files,
+            chunk_crcs=tuple(self._shard.chunk_crcs),
             dropped=tuple(dropped),
         )
         # The segment carries its own record, so that the log can be rebuilt.
@@ -208,10 +209,10 @@ def _read_chunks(
     if not len(chunks):
         return hidden
     size, _ = segment.files[SHARD_KEY]
-    num_chunks = -(-segment.num_tokens // tokens)
+    codec = chunk_codec(spec.codec)
     chunk = -1
     try:
-        with ShardReader(folder / SHARD_KEY, num_chunks, size, chunk_codec(spec.codec)) as shard:
+        with ShardReader(folder / SHARD_KEY, size, segment.chunk_crcs, codec) as shard:
             for place, chunk in enumerate(chunks.tolist()):
                 shard.read_into(chunk, hidden[place * tokens : (place + 1) * tokens])
     except CacheCorruptError as error:

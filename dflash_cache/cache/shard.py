@@ -5,9 +5,11 @@ and the index's crc32c (Zarr v3 sharding codec, index at the end).
 """
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import xxhash
 
 from dflash_cache.errors import CacheCorruptError
 from dflash_cache.types import Array
@@ -26,19 +28,26 @@ class ShardWriter:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         self._index: list[tuple[int, int]] = []
         self.size = 0
-        self.crc = 0
+        self.chunk_crcs: list[int] = []
+        self._digest = xxhash.xxh3_64()
 
     @property
     def num_chunks(self) -> int:
         return len(self._index)
 
+    @property
+    def digest(self) -> str:
+        """Of the file so far."""
+        return self._digest.hexdigest()
+
     def append(self, chunk: Array) -> None:
         """Write one whole inner chunk (contiguous)."""
         payload = self._codec.encode(chunk)
-        checksum = crc32c(payload).to_bytes(CHECKSUM_BYTES, "little")
+        crc = crc32c(payload)
+        self.chunk_crcs.append(crc)
         self._index.append((self.size, len(payload) + CHECKSUM_BYTES))
         self._write(payload)
-        self._write(checksum)
+        self._write(crc.to_bytes(CHECKSUM_BYTES, "little"))
 
     def finish(self) -> None:
         """Write the index and make the file durable."""
@@ -53,8 +62,8 @@ class ShardWriter:
             self._descriptor = -1
 
     def _write(self, data: bytes | Array) -> None:
-        self.crc = crc32c(data, self.crc)
         view = data.data if isinstance(data, np.ndarray) else memoryview(data)
+        self._digest.update(view)
         while view:  # a write may be short, for a signal or at 2 GiB
             written = os.write(self._descriptor, view)
             self.size += written
@@ -64,15 +73,17 @@ class ShardWriter:
 class ShardReader:
     """Reads inner chunks of one shard file, each checked. Use as a context manager."""
 
-    def __init__(self, path: Path, num_chunks: int, size: int, codec: ChunkCodec) -> None:
+    def __init__(self, path: Path, size: int, chunk_crcs: Sequence[int], codec: ChunkCodec) -> None:
+        """``size`` and ``chunk_crcs`` are what the commit record says the file holds."""
         self._path = path
+        self._chunk_crcs = chunk_crcs
         self._codec = codec
         try:
             self._descriptor = os.open(path, os.O_RDONLY)
         except FileNotFoundError:
             raise CacheCorruptError(f"{path}: the file is missing") from None
         try:
-            self._index = self._read_index(num_chunks, size)
+            self._index = self._read_index(len(chunk_crcs), size)
         except BaseException:
             os.close(self._descriptor)
             raise
@@ -87,7 +98,8 @@ class ShardReader:
         """Decode inner chunk number ``chunk`` into ``values`` (contiguous, a whole chunk)."""
         offset, size = (int(entry) for entry in self._index[chunk])
         payload = self._read(offset, size)
-        self._codec.decode(memoryview(payload), values, f"{self._path}, chunk {chunk}")
+        where = f"{self._path}, chunk {chunk}"
+        self._codec.decode(memoryview(payload), self._chunk_crcs[chunk], values, where)
 
     def _read_index(self, num_chunks: int, size: int) -> Array:
         found = os.fstat(self._descriptor).st_size

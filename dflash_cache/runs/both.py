@@ -9,7 +9,7 @@ from dflash_cache.config import BothConfig, EvaluateConfig
 from dflash_cache.target import mask_token_of
 from dflash_cache.train import LiveSource, SegmentSource, held_out_rows
 
-from .evaluate import evaluate
+from .evaluate import evaluate, require_dense
 from .extract import extract_report, extracting
 from .preparation import Preparation, prepare
 from .progress import OnProgress, ignore
@@ -73,6 +73,8 @@ def _check_training(config: BothConfig, preparation: Preparation) -> None:
     vocab_size = preparation.spec.vocab_size
     offered = mask_token_of(preparation.target_folder, vocab_size)
     choose_mask_token(config.train, offered, vocab_size)
+    if config.evaluate:
+        require_dense(config.extract.target, hybrid=preparation.target_shape.hybrid)
     held_out_rows(np.asarray(preparation.survey.row_ids), config.train.holdout)
 
 

@@ -1,7 +1,7 @@
 """Everything about an extraction that is settled before a target is loaded."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dflash_cache.cache import CODECS, Cache, CacheSpec, require_same_identity
@@ -25,6 +25,7 @@ class Preparation:
     config: ExtractConfig
     devices: tuple[str, ...]
     target_folder: Path
+    target_shape: TargetShape
     rows: TokenRows
     survey: Survey
     plan: Sequence[SegmentPlan]
@@ -39,49 +40,60 @@ def prepare(config: ExtractConfig, *, spare_last: bool = False) -> Preparation:
     devices = target_devices(config.devices, spare_last=spare_last)
     folder = resolve_target(config.target, config.revision)
     shape = TargetShape.load(folder, trust_remote_code=config.trust_remote_code)
-    layer_ids = config.target_layers or default_target_layer_ids(
-        shape.num_layers, DEFAULT_CONTEXT_LAYERS
-    )
-    shape.check_layer_ids(layer_ids)
     max_seq_len = _max_seq_len(config, shape)
     rows = TokenRows.open(config.data, split=config.split, limit=config.limit)
     found = survey(
         rows, vocab_size=shape.vocab_size, max_seq_len=max_seq_len, too_long=config.too_long
     )
+    _require_rows(config, rows, found)
+    return Preparation(
+        config=config,
+        devices=devices,
+        target_folder=folder,
+        target_shape=shape,
+        rows=rows,
+        survey=found,
+        plan=plan_segments(
+            found.row_ids,
+            found.lengths,
+            seed=config.plan_seed,
+            segment_tokens=config.segment_tokens,
+        ),
+        spec=_spec(config, shape, found.fingerprint, max_seq_len, devices[0]),
+    )
+
+
+def _require_rows(config: ExtractConfig, rows: TokenRows, found: Survey) -> None:
     if not len(found.row_ids):
         reasons = sorted({row.reason for row in found.dropped})
         raise DataError(
             f"--data {config.data}: none of {rows.num_rows} rows can be trained on "
             f"({', '.join(reasons) or 'it is empty'}); is loss_mask 1 on the answers' tokens?"
         )
-    plan = plan_segments(
-        found.row_ids, found.lengths, seed=config.plan_seed, segment_tokens=config.segment_tokens
+
+
+def _spec(
+    config: ExtractConfig, shape: TargetShape, fingerprint: str, max_seq_len: int, device: str
+) -> CacheSpec:
+    layer_ids = config.target_layers or default_target_layer_ids(
+        shape.num_layers, DEFAULT_CONTEXT_LAYERS
     )
-    identity = identify_target(config.target, config.revision)
-    spec = CacheSpec(
-        **{name: getattr(identity, name) for name in identity.__dataclass_fields__},
+    shape.check_layer_ids(layer_ids)
+    return CacheSpec(
+        **asdict(identify_target(config.target, config.revision)),
         dataset=str(config.data),
-        dataset_fingerprint=found.fingerprint,
+        dataset_fingerprint=fingerprint,
         target_layer_ids=layer_ids,
         num_target_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
         vocab_size=shape.vocab_size,
-        dtype=default_dtype(devices[0], config.dtype),
+        dtype=default_dtype(device, config.dtype),
         codec=CODECS[config.codec].name,
         max_seq_len=max_seq_len,
         too_long=config.too_long,
         segment_tokens=config.segment_tokens,
         plan_seed=config.plan_seed,
         limit=config.limit,
-    )
-    return Preparation(
-        config=config,
-        devices=devices,
-        target_folder=folder,
-        rows=rows,
-        survey=found,
-        plan=plan,
-        spec=spec,
     )
 
 

@@ -183,13 +183,13 @@ def test_a_mask_value_that_is_not_a_number_is_an_error():
 @pytest.mark.parametrize("mask", [[1, 1, 1], [1, 1, 1, 1, 1], []])
 def test_a_mask_of_another_length_is_an_error(mask):
     message = fault_of([GOOD, row([1, 2, 3, 4], mask)])
-    assert message == f"row 1: loss_mask has {len(mask)} values for 4 input_ids. {END}"
+    assert message == f"row 1: loss_mask has {len(mask)} values for 4 ids. {END}"
 
 
 def test_masks_that_make_up_for_each_other_are_still_errors():
     rows = [row([1, 2, 3], [1, 1]), row([1, 2, 3], [1, 1, 1, 1])]
     assert fault_of(rows) == (
-        f"row 0: loss_mask has 2 values for 3 input_ids. 1 more row has faults. {END}"
+        f"row 0: loss_mask has 2 values for 3 ids. 1 more row has faults. {END}"
     )
 
 
