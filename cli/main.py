@@ -12,7 +12,7 @@ import typer
 from dflash_cache.errors import DflashCacheError
 from dflash_cache.pipeline import Interrupted, StageStuckError, stop_on_signals
 
-from . import both, evaluate, extract, train
+from . import both, evaluate, extract, train, verify
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -25,6 +25,7 @@ for name, module in (
     ("train", train),
     ("both", both),
     ("evaluate", evaluate),
+    ("verify", verify),
 ):
     app.command(name)(module.command)
 

@@ -1,8 +1,10 @@
 """Reports in a reader's words."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from .render import figures_table, stages_table
@@ -58,6 +60,24 @@ def evaluate_tables(report: Report) -> list[Table]:
         "tokens": f"{report['tokens']:,}",
     }
     return [table, figures_table("Checked", rows)]
+
+
+def verify_tables(report: Report, cache: Path) -> list[Table]:
+    rows = {
+        "segments": f"{report['segments']:,}",
+        "chunks of hidden states": f"{report['chunks']:,}",
+        "faults": f"{len(report['bad'])}",
+        "faults mended": f"{report['repaired']}",
+    }
+    if report["bad"] and not report["repaired"]:
+        rows["next"] = f"dflash-cache verify --cache {cache} --repair"
+    faults = Table(title="Faults", title_justify="left")
+    for heading in ("what", "segment", "rows"):
+        faults.add_column(heading)
+    for fault in report["bad"]:
+        segment = "" if fault["segment"] is None else str(fault["segment"])
+        faults.add_row(escape(fault["problem"]), segment, " ".join(map(str, fault["rows"])))
+    return [figures_table("Verified", rows), *([faults] if report["bad"] else [])]
 
 
 def both_tables(report: Report) -> list[Table]:

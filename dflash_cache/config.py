@@ -150,7 +150,15 @@ class BothConfig:
     evaluate: bool = option(False, help="Decode the held-out rows at the end.")
 
 
-Config = ExtractConfig | TrainConfig | EvaluateConfig | BothConfig
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VerifyConfig:
+    """Check every byte of a cache."""
+
+    cache: Path = option(help="Cache folder.")
+    repair: bool = option(False, help="Make again what is damaged, from dataset and target.")
+
+
+Config = ExtractConfig | TrainConfig | EvaluateConfig | BothConfig | VerifyConfig
 
 
 def _require_positive(config: Any, *names: str) -> None:

@@ -1,19 +1,31 @@
 """The cache on disk: the only package that imports zarr and numcodecs. It does not import torch."""
 
-from .cache import Cache, CacheWriter, TargetParts
+from .cache import LOG, ROOT, SPEC, Cache, CacheContent, CacheWriter, TargetParts
 from .codecs import CODECS
 from .lock import writer_lock
+from .repair import rebuild_log, restore_spec, rewrite_content, uncommit
 from .segment import SegmentWriter
 from .spec import CacheSpec, TargetIdentity, require_same_identity
+from .verify import Fault, verify_cache
 
 __all__ = [
     "CODECS",
+    "LOG",
+    "ROOT",
+    "SPEC",
     "Cache",
+    "CacheContent",
     "CacheSpec",
     "CacheWriter",
+    "Fault",
     "SegmentWriter",
     "TargetIdentity",
     "TargetParts",
+    "rebuild_log",
     "require_same_identity",
+    "restore_spec",
+    "rewrite_content",
+    "uncommit",
+    "verify_cache",
     "writer_lock",
 ]

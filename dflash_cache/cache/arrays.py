@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,16 @@ from .durable import Fingerprints, crc32c, read_fingerprinted
 CHUNK_BYTES = 4 << 20
 
 
-def write_group(folder: Path, attributes: dict[str, object] | None = None) -> None:
-    """Create an empty Zarr v3 group."""
-    zarr.create_group(store=folder, zarr_format=3, attributes=attributes or {})
+def group_metadata(attributes: Mapping[str, object] | None = None) -> bytes:
+    """A Zarr v3 group's ``zarr.json``, the same bytes for the same attributes."""
+    metadata = {"zarr_format": 3, "node_type": "group", "attributes": attributes or {}}
+    return json.dumps(metadata, indent=1).encode()
+
+
+def write_group(folder: Path, attributes: Mapping[str, object] | None = None) -> None:
+    """Create a Zarr v3 group."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "zarr.json").write_bytes(group_metadata(attributes))
 
 
 def write_array(folder: Path, data: Array, *, logical_dtype: str | None = None) -> None:

@@ -56,13 +56,42 @@ class TargetParts:
     mask_token_id: int | None  # what its tokenizer offers as a mask token
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheContent:
+    """What a cache holds beside its segments."""
+
+    plan: Sequence[SegmentPlan]
+    dropped: Sequence[DroppedRow]
+    target: TargetParts
+
+    def write(self, folder: Path) -> Path:
+        """Write plan, target and ledger below ``folder``, the same bytes every time."""
+        root, target = folder / ROOT, self.target
+        attributes = {"config": dict(target.config), "mask_token_id": target.mask_token_id}
+        for name, group in (("segments", {}), ("plan", {}), ("target", attributes)):
+            write_group(root / name, group)
+        for name, data in _plan_arrays(self.plan).items():
+            write_array(root / "plan" / name, data)
+        logical = "bfloat16" if target.embedding.dtype == np.uint16 else "float32"
+        for name in ("embedding", "head", "norm"):
+            if (data := getattr(target, name)) is not None:
+                write_array(root / "target" / name, data, logical_dtype=logical)
+        lines = [f"{json.dumps(asdict(row))}\n" for row in self.dropped]
+        (folder / LEDGER).write_text("".join(lines), encoding="utf-8")
+        return folder
+
+
 class Cache:
     """A cache opened for reading; ``segments`` holds the commit records by index."""
 
-    def __init__(self, root: Path, spec: CacheSpec, fingerprints: Fingerprints) -> None:
+    def __init__(self, root: Path, identity: Mapping[str, Any]) -> None:
+        """``identity`` is the content of ``spec.json``."""
         self.root = root
-        self.spec = spec
-        self._fingerprints = fingerprints
+        self.spec = CacheSpec.from_dict(identity["spec"])
+        self.settings: Mapping[str, Any] = identity["settings"]
+        self.fingerprints: Fingerprints = {
+            name: (size, digest) for name, (size, digest) in identity["files"].items()
+        }
         self.segments = CommitLog(root / LOG).read()
 
     @staticmethod
@@ -72,59 +101,39 @@ class Cache:
     @classmethod
     def open(cls, root: Path) -> "Cache":
         """Open ``root``; ``ConfigError`` if it is no cache, ``CacheCorruptError`` if damaged."""
-        path = root / SPEC
-        if not path.exists():
-            if (root / LOG).exists():
-                raise CacheCorruptError(f"{path} is missing beside a commit log; restore it")
-            raise ConfigError(
-                f"{root} is no cache: it has no {SPEC}. Make one with: "
-                f"dflash-cache extract --data D --target M --cache {root}"
-            )
-        record = parse_checked_line(path.read_bytes(), str(path))
-        fingerprints = {name: (size, digest) for name, (size, digest) in record["files"].items()}
-        return cls(root, CacheSpec.from_dict(record["spec"]), fingerprints)
+        return cls(root, read_identity(root))
 
     @classmethod
     def create(
         cls,
         root: Path,
         spec: CacheSpec,
-        plan: Sequence[SegmentPlan],
-        dropped: Sequence[DroppedRow],
-        target: TargetParts,
+        settings: Mapping[str, Any],
+        content: "CacheContent",
     ) -> "Cache":
-        """Lay out a new cache. It exists once ``spec.json``, written last, is in place."""
+        """Lay out a new cache. It exists once ``spec.json``, written last, is in place.
+
+        ``settings`` are those that made it, kept for ``verify --repair`` and for people.
+        """
         _refuse_foreign(root)
-        staging = root / STAGING
-        shutil.rmtree(staging, ignore_errors=True)
+        shutil.rmtree(root / STAGING, ignore_errors=True)
         shutil.rmtree(root / ROOT, ignore_errors=True)  # of a creation that did not get to its end
-        staging.mkdir(parents=True)
-        fresh = staging / ROOT
-        for name in ("", "segments", "plan"):
-            write_group(fresh / name)
-        write_group(
-            fresh / "target", {"config": dict(target.config), "mask_token_id": target.mask_token_id}
-        )
-        plan_arrays = _plan_arrays(plan)
-        for name in PLAN_ARRAYS:
-            write_array(fresh / "plan" / name, plan_arrays[name])
-        logical = "bfloat16" if target.embedding.dtype == np.uint16 else "float32"
-        for name in ("embedding", "head", "norm"):
-            if (data := getattr(target, name)) is not None:
-                write_array(fresh / "target" / name, data, logical_dtype=logical)
-        (staging / LEDGER).write_text("".join(f"{json.dumps(asdict(row))}\n" for row in dropped))
+        staging = content.write(root / STAGING)
+        files = fingerprint_files(staging)
+        line = checked_line({"spec": spec.as_dict(), "settings": settings, "files": files})
+        # The root group holds a copy, for readers without this program and for repair.
+        write_group(staging / ROOT, {"spec": line.decode()})
         fsync_tree(staging)
-        record = {"spec": spec.as_dict(), "files": fingerprint_files(staging)}
         (staging / ROOT).rename(root / ROOT)
         (staging / LEDGER).rename(root / LEDGER)
-        write_atomically(root / SPEC, checked_line(record))
+        write_atomically(root / SPEC, line)
         return cls.open(root)
 
     @property
     def plan(self) -> list[SegmentPlan]:
         """All planned segments in plan order, committed or not."""
         rows, lengths, counts = (
-            read_array(self.root, f"{ROOT}/plan/{name}", self._fingerprints) for name in PLAN_ARRAYS
+            read_array(self.root, f"{ROOT}/plan/{name}", self.fingerprints) for name in PLAN_ARRAYS
         )
         bounds = np.cumsum(counts)[:-1]
         pairs = zip(np.split(rows, bounds), np.split(lengths, bounds), strict=True)
@@ -138,13 +147,13 @@ class Cache:
         """The target's embedding, head, final norm and configuration."""
         folder = f"{ROOT}/target"
         arrays = {
-            name: read_array(self.root, f"{folder}/{name}", self._fingerprints)
-            if f"{folder}/{name}/zarr.json" in self._fingerprints
+            name: read_array(self.root, f"{folder}/{name}", self.fingerprints)
+            if f"{folder}/{name}/zarr.json" in self.fingerprints
             else None
             for name in ("embedding", "head", "norm")
         }
         assert arrays["embedding"] is not None
-        metadata = read_fingerprinted(self.root, f"{folder}/zarr.json", self._fingerprints)
+        metadata = self.read_file(f"{folder}/zarr.json")
         attributes = json.loads(metadata)["attributes"]
         return TargetParts(
             config=attributes["config"],
@@ -157,11 +166,15 @@ class Cache:
     @property
     def ledger(self) -> list[DroppedRow]:
         """Every row that was left out: by the plan, then by extraction."""
-        lines = read_fingerprinted(self.root, LEDGER, self._fingerprints).splitlines()
+        lines = self.read_file(LEDGER).splitlines()
         planned = [DroppedRow(**json.loads(line)) for line in lines]
         return planned + [
             row for _, segment in sorted(self.segments.items()) for row in segment.dropped
         ]
+
+    def read_file(self, name: str) -> bytes:
+        """One of the files beside the segments, checked."""
+        return read_fingerprinted(self.root, name, self.fingerprints)
 
     def require_complete(self, num_planned: int) -> None:
         """Raise ``CacheIncompleteError`` unless every planned segment is committed."""
@@ -174,8 +187,24 @@ class Cache:
 
     def read(self, index: int, row_ids: Int64Array | None = None) -> HiddenSegment:
         """A committed segment, or those of its sequences that are in ``row_ids``; thread-safe."""
-        folder = self.root / ROOT / "segments" / segment_name(index)
-        return read_segment(folder, self.segments[index], self.spec, row_ids)
+        segment = self.segments[index]
+        return read_segment(self.segment_folder(index), segment, self.spec, row_ids)
+
+    def segment_folder(self, index: int) -> Path:
+        return self.root / ROOT / "segments" / segment_name(index)
+
+
+def read_identity(root: Path) -> dict[str, Any]:
+    """The content of ``spec.json``: spec, settings, and fingerprints of the other files."""
+    path = root / SPEC
+    if path.exists():
+        return parse_checked_line(path.read_bytes(), str(path))
+    if (root / LOG).exists():
+        raise CacheCorruptError(f"{path}: the file is missing beside a commit log")
+    raise ConfigError(
+        f"{root} is no cache: it has no {SPEC}. Make one with: "
+        f"dflash-cache extract --data D --target M --cache {root}"
+    )
 
 
 class CacheWriter:
@@ -196,7 +225,7 @@ class CacheWriter:
         log.cut_unterminated_line()
         cache.segments = log.read()
         for folder in sorted(self._segments.iterdir()):
-            if folder.is_dir() and int(folder.name) not in cache.segments:
+            if folder.name.isdecimal() and int(folder.name) not in cache.segments:
                 self._adopt(folder)
 
     def segment(self, plan: SegmentPlan) -> SegmentWriter:
@@ -223,7 +252,10 @@ def _refuse_foreign(root: Path) -> None:
     """Only an empty folder, or one in which a creation did not get to its end, may be laid out."""
     segments = root / ROOT / "segments"
     if (root / LOG).exists() or (segments.is_dir() and any(p.is_dir() for p in segments.iterdir())):
-        raise CacheCorruptError(f"{root / SPEC} is missing beside committed segments; restore it")
+        raise CacheCorruptError(
+            f"{root / SPEC} is missing beside committed segments; mend it with: "
+            f"dflash-cache verify --cache {root} --repair"
+        )
     foreign = sorted({path.name for path in root.iterdir()} - {LOCK, STAGING, ROOT, LEDGER})
     if foreign:
         raise ConfigError(

@@ -14,6 +14,7 @@ import xxhash
 from dflash_cache.errors import CacheCorruptError
 from dflash_cache.types import Array
 
+BLOCK_BYTES = 8 << 20
 Fingerprints = Mapping[str, tuple[int, str]]  # path -> (size in bytes, digest)
 
 
@@ -78,7 +79,7 @@ def parse_checked_line(line: bytes, where: str) -> dict[str, Any]:
     if not line.endswith(b"\n") or checksum != b"%08x" % crc32c(body):
         raise CacheCorruptError(
             f"{where}: the record's checksum does not match its content; the file was altered "
-            "after it was written. Restore it from a copy; nothing was deleted."
+            "after it was written; mend it with: dflash-cache verify --cache CACHE --repair"
         )
     return dict(json.loads(body))
 
@@ -101,9 +102,26 @@ def read_fingerprinted(folder: Path, name: str, fingerprints: Fingerprints) -> b
         data = path.read_bytes()
     except FileNotFoundError:
         raise CacheCorruptError(f"{path}: the file is missing") from None
-    size, expected = fingerprints[name]
-    if len(data) != size:
-        raise CacheCorruptError(f"{path}: {len(data)} bytes, expected {size}")
-    if digest(data) != expected:
-        raise CacheCorruptError(f"{path}: its content is not what was recorded when it was written")
+    _require_fingerprint(path, (len(data), digest(data)), fingerprints[name])
     return data
+
+
+def check_fingerprint(folder: Path, name: str, fingerprints: Fingerprints) -> None:
+    """Check ``folder/name``, of any size, against what was recorded when it was written."""
+    path = folder / name
+    state = xxhash.xxh3_64()
+    try:
+        with path.open("rb") as file:
+            while block := file.read(BLOCK_BYTES):
+                state.update(block)
+            size = file.tell()
+    except FileNotFoundError:
+        raise CacheCorruptError(f"{path}: the file is missing") from None
+    _require_fingerprint(path, (size, state.hexdigest()), fingerprints[name])
+
+
+def _require_fingerprint(path: Path, found: tuple[int, str], recorded: tuple[int, str]) -> None:
+    if found[0] != recorded[0]:
+        raise CacheCorruptError(f"{path}: {found[0]} bytes, expected {recorded[0]}")
+    if found != recorded:
+        raise CacheCorruptError(f"{path}: its content is not what was recorded when it was written")

@@ -39,6 +39,11 @@ def segment_name(index: int) -> str:
     return f"{index:08d}"
 
 
+def segment_attributes(segment: CommittedSegment) -> dict[str, object]:
+    """The attributes of the segment's Zarr group."""
+    return {"record": checked_line(record_of(segment)).decode()}
+
+
 @dataclass(frozen=True, slots=True)
 class SegmentLayout:
     """How T tokens lie in one shard: equal inner chunks near 4 MiB, with little padding."""
@@ -132,7 +137,7 @@ class SegmentWriter:
             dropped=tuple(dropped),
         )
         # The segment carries its own record, so that the log can be rebuilt.
-        write_group(self.folder, {"record": checked_line(record_of(segment)).decode()})
+        write_group(self.folder, segment_attributes(segment))
         fsync_tree(self.folder)
         return segment
 
@@ -222,7 +227,7 @@ def _read_chunks(
         inside = rows[(offsets[:-1] < last) & (offsets[1:] > first)]
         raise CacheCorruptError(
             f"{error}; it holds states of rows {shown_rows(inside)} (segment {segment.index}). "
-            "Restore the file from a copy, or extract into a new --cache"
+            f"Mend it with: dflash-cache verify --cache {folder.parents[2]} --repair"
         ) from error
     return hidden
 

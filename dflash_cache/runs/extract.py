@@ -1,13 +1,17 @@
 """``extract``: a dataset and a target become a cache."""
 
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from dflash_cache.cache import Cache, CacheWriter, writer_lock
+from dflash_cache.cache import Cache, CacheContent, CacheWriter, writer_lock
 from dflash_cache.config import ExtractConfig, to_json
 from dflash_cache.pipeline import Pipeline, StageStatistics
+from dflash_cache.target import LayerCapture
 
 from .extraction import Extraction, dropped_by_reason, load_captures
 from .preparation import Preparation, open_matching, prepare
@@ -54,14 +58,21 @@ def extracting(
                 capture.close()
 
 
-def _create(preparation: Preparation, captures: dict[str, Any]) -> Cache:
-    root = preparation.config.cache
-    parts = next(iter(captures.values())).target.parts()
-    cache = Cache.create(
-        root, preparation.spec, preparation.plan, preparation.survey.dropped, parts
+def _create(preparation: Preparation, captures: Mapping[str, LayerCapture]) -> Cache:
+    config = preparation.config
+    settings = json.loads(to_json(replace(config, data=config.data.absolute())))
+    if Path(config.target).is_dir():
+        settings["target"] = str(Path(config.target).absolute())
+    content = cache_content(preparation, captures)
+    return Cache.create(config.cache, preparation.spec, settings, content)
+
+
+def cache_content(preparation: Preparation, captures: Mapping[str, LayerCapture]) -> CacheContent:
+    """Plan, ledger and the target's parts."""
+    target = next(iter(captures.values())).target
+    return CacheContent(
+        plan=preparation.plan, dropped=preparation.survey.dropped, target=target.parts()
     )
-    (root / "extract.json").write_text(to_json(preparation.config), encoding="utf-8")
-    return cache
 
 
 def extract_report(

@@ -1,0 +1,90 @@
+"""Put a damaged cache right: restore what has a copy, un-commit what must be extracted again."""
+
+import json
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+from dflash_cache.errors import CacheCorruptError
+from dflash_cache.types import CommittedSegment
+
+from .arrays import group_metadata
+from .cache import LOG, ROOT, SPEC, STAGING, Cache, CacheContent
+from .commits import record_of, segment_of
+from .durable import checked_line, fsync_folder, parse_checked_line, write_atomically
+
+REBUILT = "rebuilt"
+
+
+def restore_spec(root: Path) -> None:
+    """Write ``spec.json`` again from the copy in the root group's attributes."""
+    copy = root / ROOT / "zarr.json"
+    try:
+        line = json.loads(copy.read_bytes())["attributes"]["spec"].encode()
+        parse_checked_line(line, str(copy))
+    except (OSError, ValueError, KeyError, CacheCorruptError) as error:
+        raise CacheCorruptError(
+            f"{root / SPEC} and its copy in {copy} are both damaged; restore one of them from a "
+            "backup, nothing was changed"
+        ) from error
+    write_atomically(root / SPEC, line)
+
+
+def rebuild_log(root: Path) -> None:
+    """Write the commit log again from the records that the segments carry."""
+    segments = []
+    for folder in sorted((root / ROOT / "segments").iterdir()):
+        if folder.name.isdecimal() and (segment := _own_record(folder)) is not None:
+            segments.append(segment)
+    _write_log(root, segments)
+
+
+def _own_record(folder: Path) -> CommittedSegment | None:
+    """None if the record is damaged too: the segment counts as not committed."""
+    path = folder / "zarr.json"
+    try:
+        line = json.loads(path.read_bytes())["attributes"]["record"].encode()
+        return segment_of(parse_checked_line(line, str(path)))
+    except (OSError, ValueError, KeyError, CacheCorruptError):
+        return None
+
+
+def _write_log(root: Path, segments: Collection[CommittedSegment]) -> None:
+    lines = [checked_line(record_of(segment)) for segment in segments]
+    write_atomically(root / LOG, b"".join(lines))
+
+
+def rewrite_content(cache: Cache, content: CacheContent, names: Collection[str]) -> None:
+    """Write the files ``names`` of plan, ledger and target parts again, from ``content``.
+
+    ``CacheCorruptError`` if they do not come out as they were.
+    """
+    fresh = cache.root / STAGING / REBUILT
+    shutil.rmtree(fresh, ignore_errors=True)
+    content.write(fresh)
+    for name in sorted(names):
+        data = (fresh / name).read_bytes()
+        (cache.root / name).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(cache.root / name, data)
+        cache.read_file(name)
+    spec = (cache.root / SPEC).read_text(encoding="utf-8")
+    write_atomically(cache.root / ROOT / "zarr.json", group_metadata({"spec": spec}))
+    shutil.rmtree(fresh)
+
+
+def uncommit(cache: Cache, indices: Collection[int]) -> None:
+    """Take segments out of the log and out of the way; extraction then makes them again.
+
+    Segments that are in place but in no log, for their records are damaged, go as well.
+    """
+    kept = [segment for index, segment in cache.segments.items() if index not in indices]
+    _write_log(cache.root, kept)
+    cache.segments = {segment.index: segment for segment in kept}
+    folder = cache.root / ROOT / "segments"
+    staging = cache.root / STAGING
+    staging.mkdir(exist_ok=True)
+    for segment in folder.iterdir():
+        if segment.name.isdecimal() and int(segment.name) not in cache.segments:
+            shutil.rmtree(staging / segment.name, ignore_errors=True)
+            segment.rename(staging / segment.name)
+    fsync_folder(folder)
