@@ -1,6 +1,15 @@
 """The cache on disk: the only package that imports zarr and numcodecs. It does not import torch."""
 
-from .cache import LOG, ROOT, SPEC, Cache, CacheContent, CacheWriter, TargetParts
+from .cache import (
+    LOG,
+    ROOT,
+    SPEC,
+    Cache,
+    CacheContent,
+    CacheWriter,
+    TargetParts,
+    require_free_folder,
+)
 from .codecs import CODECS
 from .lock import writer_lock
 from .repair import rebuild_log, restore_spec, rewrite_content, uncommit
@@ -22,6 +31,7 @@ __all__ = [
     "TargetIdentity",
     "TargetParts",
     "rebuild_log",
+    "require_free_folder",
     "require_same_identity",
     "restore_spec",
     "rewrite_content",

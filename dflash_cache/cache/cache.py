@@ -20,7 +20,7 @@ from dflash_cache.types import (
 )
 
 from .arrays import read_array, write_array, write_group
-from .commits import CommitLog, segment_of
+from .commits import CommitLog
 from .durable import (
     Fingerprints,
     checked_line,
@@ -32,7 +32,7 @@ from .durable import (
     write_atomically,
 )
 from .lock import LOCK
-from .segment import SegmentWriter, read_segment, segment_name
+from .segment import SegmentWriter, own_record, read_segment, segment_name
 from .spec import CacheSpec
 
 SPEC, LEDGER, LOG, STAGING, ROOT = (
@@ -115,7 +115,9 @@ class Cache:
 
         ``settings`` are those that made it, kept for ``verify --repair`` and for people.
         """
-        _refuse_foreign(root)
+        require_free_folder(root)
+        for leftover in root.glob(f".{SPEC}.*"):
+            leftover.unlink()
         shutil.rmtree(root / STAGING, ignore_errors=True)
         shutil.rmtree(root / ROOT, ignore_errors=True)  # of a creation that did not get to its end
         staging = content.write(root / STAGING)
@@ -239,29 +241,50 @@ class CacheWriter:
 
     def _adopt(self, folder: Path) -> None:
         """Log a segment that was in place, durable, when a crash came before its log line."""
-        metadata = json.loads((folder / "zarr.json").read_bytes())
-        line = metadata["attributes"]["record"].encode()
-        self._record(segment_of(parse_checked_line(line, f"{folder}/zarr.json")))
+        segment = own_record(folder)
+        if segment is None:
+            raise CacheCorruptError(
+                f"{folder}/zarr.json: the segment is in place, but its record is missing or was "
+                f"altered; mend it with: dflash-cache verify --cache {self._cache.root} --repair"
+            )
+        self._record(segment)
 
     def _record(self, segment: CommittedSegment) -> None:
         self._log.append(segment)
         self._cache.segments[segment.index] = segment
 
 
-def _refuse_foreign(root: Path) -> None:
-    """Only an empty folder, or one in which a creation did not get to its end, may be laid out."""
+def require_free_folder(root: Path) -> None:
+    """Only an empty folder, or one in which a creation did not get to its end, may be laid out.
+
+    ``ConfigError`` names what else is in it; nothing is removed.
+    """
+    if not root.exists():
+        return
+    if not root.is_dir():
+        raise ConfigError(f"--cache {root} is a file; name a new or empty folder")
     segments = root / ROOT / "segments"
     if (root / LOG).exists() or (segments.is_dir() and any(p.is_dir() for p in segments.iterdir())):
         raise CacheCorruptError(
             f"{root / SPEC} is missing beside committed segments; mend it with: "
             f"dflash-cache verify --cache {root} --repair"
         )
-    foreign = sorted({path.name for path in root.iterdir()} - {LOCK, STAGING, ROOT, LEDGER})
+    foreign = _others(root, "", {LOCK, STAGING, ROOT, LEDGER})
+    foreign += _others(root, STAGING, {ROOT, LEDGER})
+    foreign += _others(root, ROOT, {"plan", "segments", "target", "zarr.json"})
     if foreign:
         raise ConfigError(
-            f"--cache {root} is a folder with other things in it ({', '.join(foreign[:5])}); "
-            "name a new or empty folder"
+            f"--cache {root} is a folder with other things in it "
+            f"({', '.join(foreign[:5])}); name a new or empty folder"
         )
+
+
+def _others(root: Path, folder: str, ours: set[str]) -> list[str]:
+    """What is in ``root/folder`` and not ours, nor left of a ``spec.json`` in the making."""
+    if not (root / folder).is_dir():
+        return []
+    names = {path.name for path in (root / folder).iterdir()} - ours
+    return sorted(str(Path(folder, name)) for name in names if not name.startswith(f".{SPEC}."))
 
 
 def _plan_arrays(plan: Sequence[SegmentPlan]) -> dict[str, Int64Array]:

@@ -43,7 +43,8 @@ class CommitLog:
     def _whole_lines(self) -> list[bytes]:
         if not self.path.exists():
             return []
-        return [line for line in self.path.read_bytes().splitlines(True) if line.endswith(b"\n")]
+        # Not splitlines: it would split at other characters too, and hide an altered line's end.
+        return [line + b"\n" for line in self.path.read_bytes().split(b"\n")[:-1]]
 
     def cut_unterminated_line(self) -> None:
         """Let the next line start clean after a crash; only the holder of the lock may."""

@@ -10,8 +10,9 @@ from dflash_cache.types import CommittedSegment
 
 from .arrays import group_metadata
 from .cache import LOG, ROOT, SPEC, STAGING, Cache, CacheContent
-from .commits import record_of, segment_of
+from .commits import record_of
 from .durable import checked_line, fsync_folder, parse_checked_line, write_atomically
+from .segment import own_record
 
 REBUILT = "rebuilt"
 
@@ -34,19 +35,9 @@ def rebuild_log(root: Path) -> None:
     """Write the commit log again from the records that the segments carry."""
     segments = []
     for folder in sorted((root / ROOT / "segments").iterdir()):
-        if folder.name.isdecimal() and (segment := _own_record(folder)) is not None:
-            segments.append(segment)
+        if folder.name.isdecimal() and (segment := own_record(folder)) is not None:
+            segments.append(segment)  # else it counts as not committed
     _write_log(root, segments)
-
-
-def _own_record(folder: Path) -> CommittedSegment | None:
-    """None if the record is damaged too: the segment counts as not committed."""
-    path = folder / "zarr.json"
-    try:
-        line = json.loads(path.read_bytes())["attributes"]["record"].encode()
-        return segment_of(parse_checked_line(line, str(path)))
-    except (OSError, ValueError, KeyError, CacheCorruptError):
-        return None
 
 
 def _write_log(root: Path, segments: Collection[CommittedSegment]) -> None:

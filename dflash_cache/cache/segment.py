@@ -3,6 +3,7 @@
 Axes: T tokens, K context layers, H hidden size.
 """
 
+import json
 import math
 import shutil
 import uuid
@@ -25,8 +26,8 @@ from dflash_cache.types import (
 
 from .arrays import read_array, write_array, write_group
 from .codecs import chunk_codec
-from .commits import record_of
-from .durable import checked_line, fingerprint_files, fsync_tree
+from .commits import record_of, segment_of
+from .durable import checked_line, fingerprint_files, fsync_tree, parse_checked_line
 from .shard import ShardReader, ShardWriter
 from .spec import CacheSpec
 
@@ -42,6 +43,17 @@ def segment_name(index: int) -> str:
 def segment_attributes(segment: CommittedSegment) -> dict[str, object]:
     """The attributes of the segment's Zarr group."""
     return {"record": checked_line(record_of(segment)).decode()}
+
+
+def own_record(folder: Path) -> CommittedSegment | None:
+    """The record that the segment in ``folder`` carries; None if it is missing or was altered."""
+    path = folder / "zarr.json"
+    try:
+        line = json.loads(path.read_bytes())["attributes"]["record"].encode()
+        segment = segment_of(parse_checked_line(line, str(path)))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, CacheCorruptError):
+        return None
+    return segment if segment_name(segment.index) == folder.name else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dflash_cache.cache import Cache, CacheContent, CacheWriter, writer_lock
+from dflash_cache.cache import (
+    Cache,
+    CacheContent,
+    CacheWriter,
+    require_free_folder,
+    writer_lock,
+)
 from dflash_cache.config import ExtractConfig, to_json
 from dflash_cache.pipeline import Pipeline, StageStatistics
 from dflash_cache.target import LayerCapture
@@ -44,6 +50,8 @@ def extracting(
         with Pipeline("extract") as pipeline:
             yield cache, pipeline, None
         return
+    if cache is None:
+        require_free_folder(preparation.config.cache)
     with writer_lock(preparation.config.cache):
         captures = load_captures(preparation)
         cache = open_matching(preparation) or _create(preparation, captures)

@@ -52,8 +52,8 @@ def capture_batch(
 
 
 def _first_fault(states_TKH: torch.Tensor, layer_ids: Sequence[int]) -> str:
-    faults = (~torch.isfinite(states_TKH)).any(-1).nonzero()
+    faults = (~torch.isfinite(states_TKH)).any(-1).T.nonzero()  # by layer, then position
     if not len(faults):
         return ""
-    position, layer = faults[0].tolist()
+    layer, position = faults[0].tolist()
     return f"layer {layer_ids[layer]}, position {position}"

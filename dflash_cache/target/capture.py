@@ -93,7 +93,12 @@ class LayerCapture:
         padding's states are left out.
         """
         lengths = [len(ids) for ids in sequences]
-        padded = nn.utils.rnn.pad_sequence(list(sequences), batch_first=True)
+        longest = max(lengths)
+        # Each sequence is padded with a token of its own: attention multiplies padding by 0, and
+        # another token's state, if it is not finite, would spoil this one's.
+        padded = torch.stack(
+            [torch.cat([ids, ids[-1:].expand(longest - len(ids))]) for ids in sequences]
+        )
         with self.recording(stop=True, check=check) as states:
             self.target.decoder(input_ids=padded.to(self.target.device), use_cache=False)
         layers = [states[index] for index in self.layer_ids]

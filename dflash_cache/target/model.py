@@ -114,8 +114,10 @@ class Target:
         norm = getattr(self.decoder, "norm", None)
         tied = head.data_ptr() == embedding.data_ptr()
         text = self.model.config.get_text_config(decoder=True)  # type: ignore[union-attr,operator]
+        config = json.loads(text.to_json_string(use_diff=False))
+        config.pop("_name_or_path", None)  # where the target lies is no part of what it is
         return TargetParts(
-            config=json.loads(text.to_json_string(use_diff=False)),
+            config=config,
             embedding=as_array(embedding),
             head=None if tied else as_array(head),
             norm=None if norm is None else as_array(norm.weight),

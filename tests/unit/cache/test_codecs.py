@@ -16,9 +16,11 @@ def random_chunk(dtype: np.dtype) -> np.ndarray:
     )
 
 
-def stored(codec, chunk: np.ndarray) -> bytes:
+def stored(codec, chunk: np.ndarray) -> tuple[bytes, int]:
+    """The bytes of a stored chunk, its checksum last, and that checksum."""
     payload = codec.encode(chunk)
-    return bytes(payload) + crc32c(payload).to_bytes(4, "little")
+    crc = crc32c(payload)
+    return bytes(payload) + crc.to_bytes(4, "little"), crc
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -26,7 +28,8 @@ def stored(codec, chunk: np.ndarray) -> bytes:
 def test_decoding_gives_the_encoded_bits_back(codec, dtype):
     for chunk in (random_chunk(dtype), np.zeros((5, 2, 8), dtype)):
         found = np.ones_like(chunk)
-        codec.decode(memoryview(stored(codec, chunk)), found, "here")
+        data, crc = stored(codec, chunk)
+        codec.decode(memoryview(data), crc, found, "here")
         assert found.tobytes() == chunk.tobytes()
 
 
@@ -44,7 +47,7 @@ def test_a_stored_chunk_is_what_zarr_reads_through_the_chain_in_the_metadata(
         compressors=codec.zarr_chain(dtype.itemsize),
         chunk_key_encoding={"name": "default", "separator": "."},
     )
-    (tmp_path / "c.0.0.0").write_bytes(stored(codec, chunk))
+    (tmp_path / "c.0.0.0").write_bytes(stored(codec, chunk)[0])
     assert np.asarray(array[...]).tobytes() == chunk.tobytes()
 
 
@@ -61,21 +64,30 @@ def test_every_chain_ends_with_crc32c_and_shuffles_by_the_size_of_an_item(codec,
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 def test_every_flipped_bit_of_a_stored_chunk_is_found(codec):
     chunk = random_chunk(DTYPES[0])
-    whole = stored(codec, chunk)
+    whole, crc = stored(codec, chunk)
     for bit in range(8 * len(whole)):
         flipped = bytearray(whole)
         flipped[bit // 8] ^= 1 << bit % 8
         with pytest.raises(CacheCorruptError, match="chunk 3: the chunk's checksum"):
-            codec.decode(memoryview(flipped), np.empty_like(chunk), "chunk 3")
+            codec.decode(memoryview(flipped), crc, np.empty_like(chunk), "chunk 3")
 
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 def test_every_shortened_chunk_is_found(codec):
     chunk = random_chunk(DTYPES[1])
-    whole = stored(codec, chunk)
+    whole, crc = stored(codec, chunk)
     for length in range(len(whole)):
         with pytest.raises(CacheCorruptError):
-            codec.decode(memoryview(whole[:length]), np.empty_like(chunk), "here")
+            codec.decode(memoryview(whole[:length]), crc, np.empty_like(chunk), "here")
+
+
+@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+def test_a_whole_chunk_in_the_place_of_another_is_found(codec):
+    chunk = random_chunk(DTYPES[0])
+    _, crc = stored(codec, chunk)
+    other, _ = stored(codec, chunk[::-1].copy())
+    with pytest.raises(CacheCorruptError):
+        codec.decode(memoryview(other), crc, np.empty_like(chunk), "here")
 
 
 def test_the_compressing_codecs_make_bfloat16_states_smaller():

@@ -15,7 +15,8 @@ def committed(index: int, *, dropped: tuple[DroppedRow, ...] = ()) -> CommittedS
         chunk_tokens=10,
         bytes_raw=480,
         bytes_stored=500 + index,
-        files={"hidden_states/c.0.0.0": (500, 1234567), "row_ids/c.0": (20, 99)},
+        files={"hidden_states/c.0.0.0": (500, "0f1e2d"), "row_ids/c.0": (20, "3c4b5a")},
+        chunk_crcs=(1234567, 99, 2**32 - 1),
         dropped=dropped,
     )
 

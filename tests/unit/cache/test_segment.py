@@ -135,6 +135,19 @@ def test_the_callers_array_is_free_for_reuse_after_an_append(tmp_path):
     assert read_segment(writer.folder, segment, spec).hidden_TKH.tobytes() == states.tobytes()
 
 
+@pytest.mark.parametrize("codec", CODECS)
+def test_the_shard_does_not_show_in_which_batches_its_states_came(tmp_path, codec):
+    spec, shards = spec_of(codec), set()
+    states = states_of(spec, 10)  # chunks of 4, the last one padded
+    for cuts in ([], [1], [4, 8], [3, 7], list(range(1, 10))):
+        writer = SegmentWriter(tmp_path, spec, 3, 10)
+        for batch in np.split(states, cuts):
+            writer.append(batch)
+        writer.finish(sequences_of((4, 6)))
+        shards.add((writer.folder / SHARD_KEY).read_bytes())
+    assert len(shards) == 1
+
+
 @pytest.mark.parametrize(
     "wanted", [[], [100], [107, 121], [121, 100], [999], [100, 107, 114, 121]], ids=str
 )
@@ -217,6 +230,15 @@ def test_a_damaged_shard_is_an_error_that_names_the_file_and_all_rows(tmp_path, 
     damage(folder / SHARD_KEY)
     with pytest.raises(CacheCorruptError, match=rf"{SHARD_KEY}: .*{message}.*rows 100, 107, 114 "):
         read_segment(folder, segment, spec_of())
+
+
+def test_the_whole_shard_of_another_segment_is_found(tmp_path):
+    spec = spec_of()
+    folder, segment = written(tmp_path, spec, (5, 1, 6))
+    other, _ = written(tmp_path, spec, (5, 1, 6), states_of(spec, 12)[::-1].copy())
+    (other / SHARD_KEY).replace(folder / SHARD_KEY)
+    with pytest.raises(CacheCorruptError, match=f"{SHARD_KEY}, chunk 0: .*rows 100 "):
+        read_segment(folder, segment, spec)
 
 
 @pytest.mark.parametrize("name", [f"{a}/{f}" for a in SMALL_ARRAYS for f in ("zarr.json", "c.0")])
