@@ -1,21 +1,15 @@
 """The cache on disk: the only package that imports zarr and numcodecs. It does not import torch."""
 
-from .cache import (
-    LOG,
-    ROOT,
-    SPEC,
-    Cache,
-    CacheContent,
-    CacheWriter,
-    TargetParts,
-    require_free_folder,
-)
+from .cache import Cache
 from .codecs import CODECS
+from .content import CacheContent, TargetParts
+from .folder import LOG, ROOT, SPEC, require_free_folder
 from .lock import writer_lock
 from .repair import rebuild_log, restore_spec, rewrite_content, uncommit
 from .segment import SegmentWriter
 from .spec import CacheSpec, TargetIdentity, require_same_identity
 from .verify import Fault, verify_cache
+from .writer import CacheWriter
 
 __all__ = [
     "CODECS",

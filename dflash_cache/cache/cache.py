@@ -2,83 +2,29 @@
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dflash_cache.errors import CacheCorruptError, CacheIncompleteError, ConfigError
-from dflash_cache.types import (
-    Array,
-    CommittedSegment,
-    DroppedRow,
-    HiddenSegment,
-    Int64Array,
-    SegmentPlan,
-)
+from dflash_cache.errors import CacheIncompleteError
+from dflash_cache.types import DroppedRow, HiddenSegment, Int64Array, SegmentPlan
 
-from .arrays import read_array, write_array, write_group
+from .arrays import read_array, write_group
 from .commits import CommitLog
+from .content import PLAN_ARRAYS, CacheContent, TargetParts
 from .durable import (
     Fingerprints,
     checked_line,
     fingerprint_files,
-    fsync_folder,
     fsync_tree,
-    parse_checked_line,
     read_fingerprinted,
     write_atomically,
 )
-from .lock import LOCK
-from .segment import SegmentWriter, own_record, read_segment, segment_name
+from .folder import LEDGER, LOG, ROOT, SPEC, STAGING, read_identity, require_free_folder
+from .segment import read_segment, segment_name
 from .spec import CacheSpec
-
-SPEC, LEDGER, LOG, STAGING, ROOT = (
-    "spec.json",
-    "ledger.jsonl",
-    "commits.log",
-    "staging",
-    "cache.zarr",
-)
-PLAN_ARRAYS = ("row_ids", "lengths", "segment_sequences")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TargetParts:
-    """What training needs of the target. Arrays are float32, or bfloat16 bits as uint16."""
-
-    config: Mapping[str, Any]  # the text model's configuration, every value written out
-    embedding: Array  # [vocabulary, H]
-    head: Array | None  # [vocabulary, H]; None when tied to the embedding
-    norm: Array | None  # [H], the final norm's weight, where it has one
-    mask_token_id: int | None  # what its tokenizer offers as a mask token
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CacheContent:
-    """What a cache holds beside its segments."""
-
-    plan: Sequence[SegmentPlan]
-    dropped: Sequence[DroppedRow]
-    target: TargetParts
-
-    def write(self, folder: Path) -> Path:
-        """Write plan, target and ledger below ``folder``, the same bytes every time."""
-        root, target = folder / ROOT, self.target
-        attributes = {"config": dict(target.config), "mask_token_id": target.mask_token_id}
-        for name, group in (("segments", {}), ("plan", {}), ("target", attributes)):
-            write_group(root / name, group)
-        for name, data in _plan_arrays(self.plan).items():
-            write_array(root / "plan" / name, data)
-        logical = "bfloat16" if target.embedding.dtype == np.uint16 else "float32"
-        for name in ("embedding", "head", "norm"):
-            if (data := getattr(target, name)) is not None:
-                write_array(root / "target" / name, data, logical_dtype=logical)
-        lines = [f"{json.dumps(asdict(row))}\n" for row in self.dropped]
-        (folder / LEDGER).write_text("".join(lines), encoding="utf-8")
-        return folder
 
 
 class Cache:
@@ -109,7 +55,7 @@ class Cache:
         root: Path,
         spec: CacheSpec,
         settings: Mapping[str, Any],
-        content: "CacheContent",
+        content: CacheContent,
     ) -> "Cache":
         """Lay out a new cache. It exists once ``spec.json``, written last, is in place.
 
@@ -194,103 +140,3 @@ class Cache:
 
     def segment_folder(self, index: int) -> Path:
         return self.root / ROOT / "segments" / segment_name(index)
-
-
-def read_identity(root: Path) -> dict[str, Any]:
-    """The content of ``spec.json``: spec, settings, and fingerprints of the other files."""
-    path = root / SPEC
-    if path.exists():
-        return parse_checked_line(path.read_bytes(), str(path))
-    if (root / LOG).exists():
-        raise CacheCorruptError(f"{path}: the file is missing beside a commit log")
-    raise ConfigError(
-        f"{root} is no cache: it has no {SPEC}. Make one with: "
-        f"dflash-cache extract --data D --target M --cache {root}"
-    )
-
-
-class CacheWriter:
-    """Writes and commits segments of one cache. Whoever makes one holds ``writer_lock``.
-
-    What a crash left behind is cleared or taken up first.
-
-    ``segment`` may be called from any thread; ``commit`` from one thread, the committer.
-    """
-
-    def __init__(self, cache: Cache) -> None:
-        self._cache = cache
-        self._log = log = CommitLog(cache.root / LOG)
-        self._staging = cache.root / STAGING
-        self._segments = cache.root / ROOT / "segments"
-        shutil.rmtree(self._staging, ignore_errors=True)  # segments that never were whole
-        self._staging.mkdir()
-        log.cut_unterminated_line()
-        cache.segments = log.read()
-        for folder in sorted(self._segments.iterdir()):
-            if folder.name.isdecimal() and int(folder.name) not in cache.segments:
-                self._adopt(folder)
-
-    def segment(self, plan: SegmentPlan) -> SegmentWriter:
-        return SegmentWriter(self._staging, self._cache.spec, plan.index, plan.num_tokens)
-
-    def commit(self, folder: Path, segment: CommittedSegment) -> None:
-        """Make a finished segment, durable in ``folder``, part of the cache."""
-        folder.rename(self._segments / segment_name(segment.index))
-        fsync_folder(self._segments)
-        self._record(segment)
-
-    def _adopt(self, folder: Path) -> None:
-        """Log a segment that was in place, durable, when a crash came before its log line."""
-        segment = own_record(folder)
-        if segment is None:
-            raise CacheCorruptError(
-                f"{folder}/zarr.json: the segment is in place, but its record is missing or was "
-                f"altered; mend it with: dflash-cache verify --cache {self._cache.root} --repair"
-            )
-        self._record(segment)
-
-    def _record(self, segment: CommittedSegment) -> None:
-        self._log.append(segment)
-        self._cache.segments[segment.index] = segment
-
-
-def require_free_folder(root: Path) -> None:
-    """Only an empty folder, or one in which a creation did not get to its end, may be laid out.
-
-    ``ConfigError`` names what else is in it; nothing is removed.
-    """
-    if not root.exists():
-        return
-    if not root.is_dir():
-        raise ConfigError(f"--cache {root} is a file; name a new or empty folder")
-    segments = root / ROOT / "segments"
-    if (root / LOG).exists() or (segments.is_dir() and any(p.is_dir() for p in segments.iterdir())):
-        raise CacheCorruptError(
-            f"{root / SPEC} is missing beside committed segments; mend it with: "
-            f"dflash-cache verify --cache {root} --repair"
-        )
-    foreign = _others(root, "", {LOCK, STAGING, ROOT, LEDGER})
-    foreign += _others(root, STAGING, {ROOT, LEDGER})
-    foreign += _others(root, ROOT, {"plan", "segments", "target", "zarr.json"})
-    if foreign:
-        raise ConfigError(
-            f"--cache {root} is a folder with other things in it "
-            f"({', '.join(foreign[:5])}); name a new or empty folder"
-        )
-
-
-def _others(root: Path, folder: str, ours: set[str]) -> list[str]:
-    """What is in ``root/folder`` and not ours, nor left of a ``spec.json`` in the making."""
-    if not (root / folder).is_dir():
-        return []
-    names = {path.name for path in (root / folder).iterdir()} - ours
-    return sorted(str(Path(folder, name)) for name in names if not name.startswith(f".{SPEC}."))
-
-
-def _plan_arrays(plan: Sequence[SegmentPlan]) -> dict[str, Int64Array]:
-    empty = np.zeros(0, np.int64)
-    return {
-        "row_ids": np.concatenate([empty, *(segment.row_ids for segment in plan)]),
-        "lengths": np.concatenate([empty, *(segment.lengths for segment in plan)]),
-        "segment_sequences": np.array([len(segment.row_ids) for segment in plan], np.int64),
-    }

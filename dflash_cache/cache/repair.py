@@ -9,9 +9,11 @@ from dflash_cache.errors import CacheCorruptError
 from dflash_cache.types import CommittedSegment
 
 from .arrays import group_metadata
-from .cache import LOG, ROOT, SPEC, STAGING, Cache, CacheContent
+from .cache import Cache
 from .commits import record_of
+from .content import CacheContent
 from .durable import checked_line, fsync_folder, parse_checked_line, write_atomically
+from .folder import LOG, ROOT, SPEC, STAGING
 from .segment import own_record
 
 REBUILT = "rebuilt"

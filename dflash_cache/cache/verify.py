@@ -8,9 +8,10 @@ from dflash_cache.errors import CacheCorruptError
 from dflash_cache.types import CommittedSegment
 
 from .arrays import group_metadata
-from .cache import LEDGER, LOG, ROOT, SPEC, STAGING, Cache, read_identity
+from .cache import Cache
 from .commits import CommitLog
 from .durable import Fingerprints, check_fingerprint
+from .folder import LEDGER, LOG, ROOT, SPEC, STAGING, read_identity
 from .lock import LOCK
 from .segment import SHARD_KEY, segment_attributes
 
