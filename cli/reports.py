@@ -7,9 +7,28 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from dflash_cache.runs.plan import shown_bytes
+
 from .render import figures_table, stages_table
 
 Report = Mapping[str, Any]
+
+
+def plan_tables(report: Report, codec: str) -> list[Table]:
+    dropped = ", ".join(f"{rows} {reason}" for reason, rows in report["dropped"].items())
+    rows = {
+        "sequences": f"{report['sequences']:,}",
+        "tokens": f"{report['tokens']:,}",
+        "rows left out": dropped or "none",
+        "rows truncated": f"{report['truncated']:,}",
+        "segments": f"{report['segments']:,}",
+        "target batches": f"{report['batches']:,}, {report['padding']:.1%} padding",
+    }
+    for name, size in report["bytes_estimated"].items():
+        chosen = " (chosen)" if name == codec else ""
+        rows[f"on disk with {name}"] = f"about {shown_bytes(size)}{chosen}"
+    rows["free"] = shown_bytes(report["free_bytes"])
+    return [figures_table("Planned", rows)]
 
 
 def extract_tables(report: Report) -> list[Table]:
@@ -19,8 +38,8 @@ def extract_tables(report: Report) -> list[Table]:
         "tokens": f"{report['tokens']:,}",
         "rows left out": dropped or "none",
         "rows truncated": f"{report['truncated']:,}",
-        "hidden states": f"{report['bytes_raw'] / 1e6:,.0f} MB",
-        "on disk": f"{report['bytes_stored'] / 1e6:,.0f} MB",
+        "hidden states": shown_bytes(report["bytes_raw"]),
+        "on disk": shown_bytes(report["bytes_stored"]),
         "time": f"{report['wall_s']:.1f} s",
     }
     return [figures_table("Extracted", rows), stages_table(report["stages"])]

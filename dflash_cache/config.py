@@ -62,6 +62,13 @@ class ExtractConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PlanConfig(ExtractConfig):
+    """The settings of an extraction, to size it before any work."""
+
+    cache: Path = option(Path(), help="Where the cache would be, for its free space.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
     """Phase two: train a drafter from a cache."""
 
@@ -158,7 +165,7 @@ class VerifyConfig:
     repair: bool = option(False, help="Make again what is damaged, from dataset and target.")
 
 
-Config = ExtractConfig | TrainConfig | EvaluateConfig | BothConfig | VerifyConfig
+Config = ExtractConfig | PlanConfig | TrainConfig | EvaluateConfig | BothConfig | VerifyConfig
 
 
 def _require_positive(config: Any, *names: str) -> None:

@@ -3,6 +3,7 @@
 from .cache import Cache
 from .codecs import CODECS
 from .content import CacheContent, TargetParts
+from .estimate import estimate_bytes, free_bytes
 from .folder import LOG, ROOT, SPEC, require_free_folder
 from .lock import writer_lock
 from .repair import rebuild_log, restore_spec, rewrite_content, uncommit
@@ -24,6 +25,8 @@ __all__ = [
     "SegmentWriter",
     "TargetIdentity",
     "TargetParts",
+    "estimate_bytes",
+    "free_bytes",
     "rebuild_log",
     "require_free_folder",
     "require_same_identity",

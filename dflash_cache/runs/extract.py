@@ -20,6 +20,7 @@ from dflash_cache.pipeline import Pipeline, StageStatistics
 from dflash_cache.target import LayerCapture
 
 from .extraction import Extraction, dropped_by_reason, load_captures
+from .plan import require_room
 from .preparation import Preparation, open_matching, prepare
 from .progress import OnProgress, ignore
 
@@ -52,6 +53,7 @@ def extracting(
         return
     if cache is None:
         require_free_folder(preparation.config.cache)
+    require_room(preparation, cache)
     with writer_lock(preparation.config.cache):
         captures = load_captures(preparation)
         cache = open_matching(preparation) or _create(preparation, captures)

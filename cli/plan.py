@@ -1,0 +1,17 @@
+"""``plan``."""
+
+from dflash_cache.config import PlanConfig
+
+from .options import with_options
+
+
+@with_options(PlanConfig)
+def command(config: PlanConfig, as_json: bool) -> None:
+    """Size an extraction before any work: rows, tokens, segments, bytes by codec, free space."""
+    from dflash_cache.runs.plan import plan
+
+    from .render import print_report
+    from .reports import plan_tables
+
+    report = plan(config)
+    print_report(report, plan_tables(report, config.codec), as_json=as_json)

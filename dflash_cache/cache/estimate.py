@@ -1,0 +1,33 @@
+"""How large a cache will be, before it is made."""
+
+import shutil
+from pathlib import Path
+
+from .codecs import CODECS
+from .spec import CacheSpec
+
+# Stored over raw size, the worst of the states measured: four models in bfloat16, the demo's target
+# in float32 (docs/decisions/0003-codecs.md).
+RATIOS = {
+    "bfloat16": {"crc32c": 1.0, "lz4": 0.82, "zstd": 0.72},
+    "float32": {"crc32c": 1.0, "lz4": 0.92, "zstd": 0.89},
+}
+# Metadata and small arrays: a dozen files a segment, ids and masks, shares of a file system block.
+SEGMENT_BYTES = 48 << 10
+
+
+def estimate_bytes(spec: CacheSpec, num_tokens: int, num_segments: int) -> dict[str, int]:
+    """Bytes on disk by codec, for hidden states of ``num_tokens`` tokens and all beside them."""
+    raw = num_tokens * spec.token_bytes
+    target = 2 * spec.vocab_size * spec.hidden_size * spec.item_bytes
+    beside = target + num_segments * SEGMENT_BYTES
+    ratios = RATIOS[spec.dtype]
+    return {name: round(raw * ratios[name]) + beside for name in CODECS}
+
+
+def free_bytes(folder: Path) -> int:
+    """Free bytes where ``folder`` is or would be."""
+    existing = folder.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    return shutil.disk_usage(existing).free

@@ -1,0 +1,64 @@
+"""``plan``: what an extraction would make, and whether it fits, before any work."""
+
+from collections import Counter
+from typing import Any
+
+from dflash_cache.cache import Cache, estimate_bytes, free_bytes
+from dflash_cache.config import PlanConfig
+from dflash_cache.data import plan_batches
+from dflash_cache.errors import ConfigError
+
+from .preparation import Preparation, prepare
+
+
+def plan(config: PlanConfig) -> dict[str, Any]:
+    """Check dataset and settings and size the cache; no target is loaded.
+
+    Returns the report: sequences, tokens, truncated, dropped {reason: rows}, segments, batches,
+    padding (share of the target's work), bytes_estimated {codec: bytes}, free_bytes.
+    """
+    preparation = prepare(config)
+    found, segments = preparation.survey, preparation.plan
+    num_tokens = int(found.lengths.sum())
+    batches = [
+        segment.lengths[batch]
+        for segment in segments
+        for batch in plan_batches(segment.lengths, config.batch_tokens)
+    ]
+    padded = sum(int(lengths.max()) * len(lengths) for lengths in batches)
+    return {
+        "sequences": len(found.row_ids),
+        "tokens": num_tokens,
+        "truncated": found.num_truncated,
+        "dropped": dict(Counter(row.reason for row in found.dropped)),
+        "segments": len(segments),
+        "batches": len(batches),
+        "padding": round(1 - num_tokens / padded, 4),
+        "bytes_estimated": estimate_bytes(preparation.spec, num_tokens, len(segments)),
+        "free_bytes": free_bytes(config.cache),
+    }
+
+
+def require_room(preparation: Preparation, cache: Cache | None) -> None:
+    """``ConfigError`` if what is left to extract will not fit on the disk."""
+    config, spec = preparation.config, preparation.spec
+    done = cache.segments if cache else {}
+    missing = [segment for segment in preparation.plan if segment.index not in done]
+    num_tokens = sum(segment.num_tokens for segment in missing)
+    estimates = estimate_bytes(spec, num_tokens, len(missing))
+    needed, free = estimates[spec.codec], free_bytes(config.cache)
+    if needed > free:
+        choices = ", ".join(f"{name} {shown_bytes(size)}" for name, size in estimates.items())
+        raise ConfigError(
+            f"--cache {config.cache}: about {shown_bytes(needed)} are needed and "
+            f"{shown_bytes(free)} are free. Use another disk, --limit, --max-seq-len, "
+            f"--dtype bfloat16 or another --codec ({choices})"
+        )
+
+
+def shown_bytes(count: int) -> str:
+    """``count`` bytes in the unit that a reader expects, such as ``1.25 GB``."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9)):
+        if count >= size:
+            return f"{count / size:,.2f} {unit}"
+    return f"{count / 1e6:,.1f} MB"

@@ -1,0 +1,175 @@
+"""Writing and reading segments against the raw disk and against other ways to store the same bytes.
+
+    python tests/benchmarks/store.py [--rounds 7] [--sizes 16,256,1024] [--folder DIR]
+
+Every round runs all ways one after the other on the same real hidden states (the demo target's,
+repeated to size); the report, JSON on stdout, gives medians over the rounds and their ratios.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+import zarr
+from safetensors.numpy import load_file, save_file
+
+from dflash_cache import demo
+from dflash_cache.cache import CODECS, CacheSpec, SegmentWriter
+from dflash_cache.cache.segment import read_segment
+from dflash_cache.config import ExtractConfig
+from dflash_cache.runs.extraction import load_captures
+from dflash_cache.runs.preparation import prepare
+from dflash_cache.types import TokenSequence
+
+ROW_TOKENS = 256
+
+
+def real_states(num_tokens: int) -> tuple[np.ndarray, CacheSpec]:
+    """bfloat16 states [tokens, layers, hidden] of the demo's rows, repeated."""
+    config = ExtractConfig(
+        data=demo.DATA, target=str(demo.TARGET), cache=Path("unused"), limit=64, dtype="bfloat16",
+        devices=("cpu",),
+    )  # fmt: skip
+    preparation = prepare(config)
+    (capture,) = load_captures(preparation).values()
+    rows = [preparation.rows.sequence(row, 512) for row in range(64)]
+    states = capture.hidden_states([torch.from_numpy(row.input_ids).long() for row in rows])
+    array = states.view(torch.uint16).numpy()
+    repeats = -(-num_tokens // len(array))
+    return np.concatenate([array] * repeats)[:num_tokens], preparation.spec
+
+
+def sequences_of(num_tokens: int) -> list[TokenSequence]:
+    ids = np.zeros(ROW_TOKENS, np.int32)
+    mask = np.ones(ROW_TOKENS, np.uint8)
+    return [
+        TokenSequence(row_id=row, input_ids=ids, loss_mask=mask)
+        for row in range(num_tokens // ROW_TOKENS)
+    ]
+
+
+def write_raw(folder: Path, states: np.ndarray) -> None:
+    with (folder / "raw").open("wb") as file:
+        file.write(states.data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_segment(folder: Path, states: np.ndarray, spec: CacheSpec) -> None:
+    """The full commit: all arrays, checksums, fsyncs, rename and record."""
+    from dflash_cache.cache.commits import CommitLog
+    from dflash_cache.cache.durable import fsync_folder
+
+    writer = SegmentWriter(folder / "staging", spec, 0, len(states))
+    for start in range(0, len(states), 8192):  # as target batches arrive
+        writer.append(states[start : start + 8192])
+    segment = writer.finish(sequences_of(len(states)))
+    (folder / "segments").mkdir()
+    writer.folder.rename(folder / "segments" / "0")
+    fsync_folder(folder / "segments")
+    CommitLog(folder / "commits.log").append(segment)
+
+
+def timed(work: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def interleaved(
+    ways: dict[str, Callable[[Path], None]], rounds: int, root: Path
+) -> dict[str, float]:
+    """Median seconds of each way; each runs once a round, in a fresh folder."""
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, way in ways.items():
+            folder = Path(tempfile.mkdtemp(dir=root))
+            seconds[name].append(timed(lambda way=way, folder=folder: way(folder)))
+            shutil.rmtree(folder)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def writing(size_mib: int, rounds: int, root: Path) -> dict[str, float]:
+    states, spec = real_states(size_mib * (1 << 20) // (5 * 256 * 2) // ROW_TOKENS * ROW_TOKENS)
+    ways: dict[str, Callable[[Path], None]] = {"raw": lambda folder: write_raw(folder, states)}
+    for codec in CODECS:
+        chosen = CacheSpec.from_dict(spec.as_dict() | {"codec": codec})
+        ways[codec] = lambda folder, chosen=chosen: write_segment(folder, states, chosen)
+    found = interleaved(ways, rounds, root)
+    return {f"{name}_of_raw": round(found["raw"] / seconds, 3) for name, seconds in found.items()}
+
+
+def reading(rounds: int, root: Path, num_reads: int = 20) -> dict[str, float]:
+    """Random sequences of about 12 MB, every checksum checked, against preadv into one buffer."""
+    length = 12 * (1 << 20) // 2560
+    states, spec = real_states(length * 24)
+    spec = CacheSpec.from_dict(spec.as_dict() | {"codec": "crc32c"})
+    writer = SegmentWriter(root / "staging", spec, 0, len(states))
+    writer.append(states)
+    ids, mask = np.zeros(length, np.int32), np.ones(length, np.uint8)
+    rows = [TokenSequence(row_id=r, input_ids=ids, loss_mask=mask) for r in range(24)]
+    segment = writer.finish(rows)
+    write_raw(root, states)
+    save_file({"states": states[:length]}, root / "one.safetensors")
+    torch.save(torch.from_numpy(states[:length].copy()), root / "one.pt")
+    array = zarr.open_array(writer.folder / "hidden_states", mode="r")
+    flat = np.memmap(root / "raw", np.uint16, "r", shape=states.shape)
+    buffer = np.empty_like(states[:length])
+    raw = os.open(root / "raw", os.O_RDONLY)
+    order = np.random.default_rng(0).integers(0, 24, num_reads).tolist()
+
+    def each(read: Callable[[int], object]) -> Callable[[Path], None]:
+        return lambda folder: [read(row) for row in order] and None
+
+    ways = {
+        "preadv": each(lambda r: os.preadv(raw, [buffer.data.cast("B")], r * buffer.nbytes)),
+        "ours": each(lambda r: read_segment(writer.folder, segment, spec, np.array([r]))),
+        "zarr": each(lambda r: array[r * length : (r + 1) * length]),
+        "memory_map": each(lambda r: flat[r * length : (r + 1) * length].copy()),
+        "safetensors": each(lambda r: load_file(root / "one.safetensors")),
+        "torch_save": each(lambda r: torch.load(root / "one.pt")),
+    }
+    found = interleaved(ways, rounds, root)
+    report = {f"{name}_of_preadv": round(found["preadv"] / s, 3) for name, s in found.items()}
+    return report | {"ours_of_zarr": round(found["zarr"] / found["ours"], 3)}
+
+
+def sizes() -> dict[str, float]:
+    states, _ = real_states(8000)
+    parts = np.split(states, 10)
+    stored = {
+        name: sum(len(codec.encode(np.ascontiguousarray(part))) for part in parts)
+        for name, codec in CODECS.items()
+    }
+    return {name: round(size / states.nbytes, 4) for name, size in stored.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--sizes", default="16,256,1024", help="segment sizes [MiB]")
+    parser.add_argument("--folder", type=Path, default=None)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        root = Path(folder)
+        report = {
+            "size_of_raw": sizes(),
+            "write": {
+                f"{mib} MiB": writing(int(mib), arguments.rounds, root)
+                for mib in arguments.sizes.split(",")
+            },
+            "read": reading(arguments.rounds, root),
+        }
+    print(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Sizes before any work, and disks that are too small."""
+
+import errno
+import shutil
+import subprocess
+
+import pytest
+
+from dflash_cache import demo
+from dflash_cache.cache import CODECS, Cache, verify_cache
+from dflash_cache.config import PlanConfig
+from dflash_cache.errors import ConfigError
+from dflash_cache.runs.extract import extract
+from dflash_cache.runs.plan import plan
+from tests.support.runs import extract_config
+
+
+def plan_config(**changes) -> PlanConfig:
+    return PlanConfig(
+        data=demo.DATA, target=str(demo.TARGET), limit=40, segment_tokens=1024, **changes
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_estimate_is_above_what_is_stored_and_not_far(dtype, tmp_path):
+    report = plan(plan_config(dtype=dtype))
+    for codec in CODECS:
+        made = extract(extract_config(tmp_path / codec, codec=codec, dtype=dtype))
+        stored = sum(f.stat().st_size for f in tmp_path.rglob(f"{codec}/cache/**/*") if f.is_file())
+        assert stored <= report["bytes_estimated"][codec] <= 1.25 * stored
+        assert made["tokens"] == report["tokens"]
+        assert made["sequences"] == report["sequences"]
+
+
+def test_planning_loads_no_target_and_makes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("dflash_cache.target.Target.load", None)
+    report = plan(plan_config(cache=tmp_path / "cache"))
+    assert report["segments"] > 1
+    assert report["free_bytes"] == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cache_that_cannot_fit_is_refused_before_a_target_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.setattr("dflash_cache.target.Target.load", None)
+    monkeypatch.setattr("dflash_cache.runs.plan.free_bytes", lambda folder: 10_000_000)
+    with pytest.raises(ConfigError, match=r"about [\d.]+ MB are needed and 10\.0 MB are free"):
+        extract(extract_config(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 20 MB, smaller than the cache."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(mount, check=False).returncode:
+        pytest.skip("mounting a small tmpfs needs root")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_disk_that_fills_up_ends_the_run_and_space_lets_it_go_on(small_disk, monkeypatch):
+    monkeypatch.setattr("dflash_cache.runs.plan.free_bytes", lambda folder: 1 << 40)
+    with pytest.raises(OSError, match="No space left") as caught:
+        extract(extract_config(small_disk))
+    assert caught.value.errno == errno.ENOSPC
+    cache = Cache.open(small_disk / "cache")
+    assert 0 < len(cache.segments) < len(cache.plan)
+    for index in cache.segments:
+        cache.read(index)
+    subprocess.run(["mount", "-o", "remount,size=100m", str(small_disk)], check=True)
+    assert extract(extract_config(small_disk))["sequences"] == 40
+    assert verify_cache(small_disk / "cache") == []
