@@ -13,6 +13,7 @@ from dflash_cache.config import (
     EvaluateConfig,
     ExtractConfig,
     TrainConfig,
+    VerifyConfig,
     flag_of,
     options_of,
 )
@@ -26,12 +27,14 @@ EXAMPLES = {
         "dflash-cache both --overlap --data tokens --target Qwen/Qwen3-8B --cache cache --out run"
     ),
     "evaluate": ("dflash-cache evaluate --target Qwen/Qwen3-8B --drafter run/export --data tokens"),
+    "verify": "dflash-cache verify --cache cache\ndflash-cache verify --cache cache --repair",
 }
 CONFIGS = {
     "extract": ExtractConfig,
     "train": TrainConfig,
     "both": BothConfig,
     "evaluate": EvaluateConfig,
+    "verify": VerifyConfig,
 }
 TYPE_NAMES = {int: "number", float: "decimal", str: "text", Path: "path"}
 INTRODUCTION = """\
@@ -60,7 +63,7 @@ Progress goes to standard error, the report to standard output.
 | exit code | meaning |
 |---|---|
 | 0 | Done, or nothing left to do. |
-| 1 | Failed: the data, the cache or the run is not what it should be. |
+| 1 | Failed: the data, the cache or the run is not what it should be. `verify`: faults are left. |
 | 2 | Usage: a flag, a setting or a combination of them is wrong. |
 | 130 | Stopped by Ctrl-C. The same command continues. |
 | 143 | Stopped by SIGTERM. The same command continues. |

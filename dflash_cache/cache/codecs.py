@@ -61,20 +61,25 @@ class ChunkCodec:
             )
         )
 
-    def decode(self, payload: memoryview, crc: int, into: Array, where: str) -> None:
-        """Write the values of the stored chunk ``payload`` (its checksum last) to ``into``.
+    def landing(self, values: Array, num_bytes: int) -> Array:
+        """Where to read ``num_bytes`` of payload that will become ``values``: uint8 [num_bytes].
 
-        The bytes must have the checksum ``crc`` that was recorded on commit, so that a whole chunk
-        of another segment is found out as well.
+        Uncompressed bytes land in ``values`` itself and are copied nowhere else.
         """
-        stored = np.frombuffer(payload, np.uint8)
-        body, checksum = stored[:-CHECKSUM_BYTES], stored[-CHECKSUM_BYTES:]
-        if checksum.tobytes() != crc.to_bytes(CHECKSUM_BYTES, "little") or crc32c(body) != crc:
+        if self.blosc_name is None and values.nbytes == num_bytes:
+            return values.reshape(-1).view(np.uint8)
+        return np.empty(num_bytes, np.uint8)
+
+    def decode(self, payload: Array, checksum: bytes, crc: int, into: Array, where: str) -> None:
+        """Check ``payload`` (of ``landing``, filled) and write its values to ``into``.
+
+        ``checksum`` stands behind it on disk; ``crc`` was recorded on commit, so that a whole
+        chunk of another segment is found out as well. ``CacheCorruptError`` names ``where``.
+        """
+        if checksum != crc.to_bytes(CHECKSUM_BYTES, "little") or crc32c(payload) != crc:
             raise CacheCorruptError(f"{where}: the chunk's checksum does not match its bytes")
-        if self.blosc_name is None:
-            into.reshape(-1).view(np.uint8)[:] = body
-        else:
-            blosc.decompress(body, into)
+        if self.blosc_name is not None:
+            blosc.decompress(payload, into)
 
 
 CODECS = {

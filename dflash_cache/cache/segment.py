@@ -7,7 +7,8 @@ import json
 import math
 import shutil
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,9 +87,7 @@ class SegmentWriter:
         self._spec = spec
         self._layout = SegmentLayout(num_tokens, spec.token_bytes)
         self._appended = 0
-        dtype = np.uint16 if spec.dtype == "bfloat16" else np.float32
-        shape = (self._layout.chunk_tokens, len(spec.target_layer_ids), spec.hidden_size)
-        self._chunk = np.zeros(shape, dtype)
+        self._chunk = np.zeros((self._layout.chunk_tokens, *_shape(spec)), _dtype(spec))
         self._filled = 0
         (self.folder / "hidden_states").mkdir(parents=True)
         self._shard = ShardWriter(self.folder / SHARD_KEY, chunk_codec(spec.codec))
@@ -189,59 +188,82 @@ def read_segment(
     """
     ids, mask, offsets, rows = (read_array(folder, name, segment.files) for name in SMALL_ARRAYS)
     wanted = np.arange(len(rows)) if row_ids is None else np.flatnonzero(np.isin(rows, row_ids))
-    lengths = np.diff(offsets)[wanted]
-    tokens = np.concatenate(
-        [np.arange(0)] + [np.arange(offsets[i], offsets[i + 1]) for i in wanted]
-    )
-    chunks = np.unique(tokens // segment.chunk_tokens)
-    hidden = _read_chunks(folder, segment, spec, chunks, offsets, rows)
-    if row_ids is None:
-        hidden = hidden[: segment.num_tokens]
-    else:
-        first = np.searchsorted(chunks, tokens // segment.chunk_tokens) * segment.chunk_tokens
-        hidden = hidden[first + tokens % segment.chunk_tokens]
+    runs = _runs(offsets, wanted)
+    hidden = np.empty((sum(stop - start for start, stop in runs), *_shape(spec)), _dtype(spec))
+    chunk = -1
+    try:
+        with _open_shard(folder, segment, spec) as shard:
+            for chunk, values in _pieces(hidden, runs, segment.chunk_tokens):
+                shard.read_into(chunk, values)
+    except CacheCorruptError as error:
+        first, last = chunk * segment.chunk_tokens, (chunk + 1) * segment.chunk_tokens
+        inside = (offsets[:-1] < last) & (offsets[1:] > first) if chunk >= 0 else slice(None)
+        raise CacheCorruptError(
+            f"{error}; it holds states of rows {shown_rows(rows[inside])} (segment "
+            f"{segment.index}). Mend it with: "
+            f"dflash-cache verify --cache {folder.parents[2]} --repair"
+        ) from error
+    pick = [slice(start, stop) for start, stop in runs]
+    empty = [slice(0, 0)]
     return HiddenSegment(
         index=segment.index,
         row_ids=rows[wanted],
-        offsets=np.cumsum([0, *lengths], dtype=np.int64),
-        input_ids=ids[tokens],
-        loss_mask=mask[tokens],
+        offsets=np.cumsum([0, *np.diff(offsets)[wanted]], dtype=np.int64),
+        input_ids=np.concatenate([ids[part] for part in pick or empty]),
+        loss_mask=np.concatenate([mask[part] for part in pick or empty]),
         hidden_TKH=hidden,
     )
 
 
-def _read_chunks(
-    folder: Path,
-    segment: CommittedSegment,
-    spec: CacheSpec,
-    chunks: Int64Array,
-    offsets: Int64Array,
-    rows: Int64Array,
-) -> Array:
-    """The inner chunks numbered ``chunks`` end to end: [len(chunks) * chunk_tokens, K, H]."""
-    shape = (len(spec.target_layer_ids), spec.hidden_size)
-    dtype = np.uint16 if spec.dtype == "bfloat16" else np.float32
-    tokens = segment.chunk_tokens
-    hidden = np.empty((len(chunks) * tokens, *shape), dtype)
-    if not len(chunks):
-        return hidden
+def _shape(spec: CacheSpec) -> tuple[int, int]:
+    return len(spec.target_layer_ids), spec.hidden_size
+
+
+def _dtype(spec: CacheSpec) -> type[np.uint16 | np.float32]:
+    return np.uint16 if spec.dtype == "bfloat16" else np.float32
+
+
+def _open_shard(
+    folder: Path, segment: CommittedSegment, spec: CacheSpec
+) -> AbstractContextManager[ShardReader]:
+    if not segment.num_tokens:  # no shard: its reader is never used
+        return nullcontext()  # type: ignore[return-value]
     size, _ = segment.files[SHARD_KEY]
-    codec = chunk_codec(spec.codec)
-    chunk = -1
-    try:
-        with ShardReader(folder / SHARD_KEY, size, segment.chunk_crcs, codec) as shard:
-            for place, chunk in enumerate(chunks.tolist()):
-                shard.read_into(chunk, hidden[place * tokens : (place + 1) * tokens])
-    except CacheCorruptError as error:
-        first, last = (
-            (0, segment.num_tokens) if chunk < 0 else (chunk * tokens, (chunk + 1) * tokens)
-        )
-        inside = rows[(offsets[:-1] < last) & (offsets[1:] > first)]
-        raise CacheCorruptError(
-            f"{error}; it holds states of rows {shown_rows(inside)} (segment {segment.index}). "
-            f"Mend it with: dflash-cache verify --cache {folder.parents[2]} --repair"
-        ) from error
-    return hidden
+    return ShardReader(folder / SHARD_KEY, size, segment.chunk_crcs, chunk_codec(spec.codec))
+
+
+def _runs(offsets: Int64Array, wanted: Int64Array) -> list[tuple[int, int]]:
+    """The tokens of the sequences ``wanted``, neighbours joined, as (start, stop)."""
+    runs: list[tuple[int, int]] = []
+    for index in wanted.tolist():
+        start, stop = int(offsets[index]), int(offsets[index + 1])
+        if runs and runs[-1][1] == start:
+            start = runs.pop()[0]
+        runs.append((start, stop))
+    return runs
+
+
+def _pieces(
+    hidden: Array, runs: list[tuple[int, int]], chunk_tokens: int
+) -> Iterator[tuple[int, Array]]:
+    """Each chunk to read and the array to read it into, which ``hidden`` takes its part from.
+
+    A chunk that lies whole in a run is read into ``hidden`` itself; the caller fills each array
+    before it asks for the next.
+    """
+    scratch, held, done = np.empty((chunk_tokens, *hidden.shape[1:]), hidden.dtype), -1, 0
+    for start, stop in runs:
+        for chunk in range(start // chunk_tokens, -(-stop // chunk_tokens)):
+            first, last = max(start, chunk * chunk_tokens), min(stop, (chunk + 1) * chunk_tokens)
+            part = hidden[done : done + last - first]
+            done += last - first
+            if len(part) == chunk_tokens:
+                yield chunk, part
+                continue
+            if chunk != held:
+                held = chunk
+                yield chunk, scratch
+            part[...] = scratch[first - chunk * chunk_tokens : last - chunk * chunk_tokens]
 
 
 def shown_rows(rows: Int64Array, most: int = 12) -> str:

@@ -97,28 +97,33 @@ class ShardReader:
     def read_into(self, chunk: int, values: Array) -> None:
         """Decode inner chunk number ``chunk`` into ``values`` (contiguous, a whole chunk)."""
         offset, size = (int(entry) for entry in self._index[chunk])
-        payload = self._read(offset, size)
+        payload = self._codec.landing(values, size - CHECKSUM_BYTES)
+        checksum = bytearray(CHECKSUM_BYTES)
+        self._read([payload.data, memoryview(checksum)], offset)
         where = f"{self._path}, chunk {chunk}"
-        self._codec.decode(memoryview(payload), self._chunk_crcs[chunk], values, where)
+        self._codec.decode(payload, bytes(checksum), self._chunk_crcs[chunk], values, where)
 
     def _read_index(self, num_chunks: int, size: int) -> Array:
         found = os.fstat(self._descriptor).st_size
         if found != size:
             raise CacheCorruptError(f"{self._path}: {found} bytes, expected {size}")
         index_bytes = num_chunks * _INDEX_ENTRY_BYTES
-        data = self._read(size - index_bytes - CHECKSUM_BYTES, index_bytes + CHECKSUM_BYTES)
-        index = data[:index_bytes]
-        if crc32c(index).to_bytes(CHECKSUM_BYTES, "little") != data[index_bytes:]:
+        index, checksum = bytearray(index_bytes), bytearray(CHECKSUM_BYTES)
+        start = size - index_bytes - CHECKSUM_BYTES
+        self._read([memoryview(index), memoryview(checksum)], start)
+        if crc32c(bytes(index)).to_bytes(CHECKSUM_BYTES, "little") != checksum:
             raise CacheCorruptError(f"{self._path}: the shard index's checksum does not match")
         return np.frombuffer(index, "<u8").reshape(num_chunks, 2)
 
-    def _read(self, offset: int, size: int) -> bytes:
-        data = os.pread(self._descriptor, size, offset)
-        while len(data) < size:
-            more = os.pread(self._descriptor, size - len(data), offset + len(data))
-            if not more:
-                raise CacheCorruptError(
-                    f"{self._path}: ends at byte {offset + len(data)}, expected {offset + size}"
-                )
-            data += more
-        return data
+    def _read(self, buffers: list[memoryview], offset: int) -> None:
+        """Fill ``buffers`` with the bytes from ``offset`` on."""
+        while buffers:
+            count = os.preadv(self._descriptor, buffers, offset)
+            if not count:
+                expected = offset + sum(len(buffer) for buffer in buffers)
+                raise CacheCorruptError(f"{self._path}: ends at byte {offset}, expected {expected}")
+            offset += count
+            while buffers and count >= len(buffers[0]):  # a read may be short
+                count -= len(buffers.pop(0))
+            if buffers:
+                buffers[0] = buffers[0][count:]

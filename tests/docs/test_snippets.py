@@ -17,14 +17,21 @@ import typer
 
 from dflash_cache import demo
 from dflash_cache.cli.main import app
-from dflash_cache.config import BothConfig, EvaluateConfig, ExtractConfig, options_of
+from dflash_cache.config import (
+    BothConfig,
+    EvaluateConfig,
+    ExtractConfig,
+    VerifyConfig,
+    options_of,
+)
 from dflash_cache.runs.extract import extract
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
-SETTINGS = {item.name for each in (BothConfig, EvaluateConfig) for item, _ in options_of(each)}
+CONFIGS = (BothConfig, EvaluateConfig, VerifyConfig)
+SETTINGS = {item.name for each in CONFIGS for item, _ in options_of(each)}
 COMMANDS = typer.main.get_command(app).commands
 
 
