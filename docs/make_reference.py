@@ -12,6 +12,7 @@ from dflash_cache.config import (
     BothConfig,
     EvaluateConfig,
     ExtractConfig,
+    PlanConfig,
     TrainConfig,
     VerifyConfig,
     flag_of,
@@ -21,6 +22,7 @@ from dflash_cache.runs.demo import demo_settings
 
 PAGE = Path(__file__).parent / "reference" / "commands.md"
 EXAMPLES = {
+    "plan": "dflash-cache plan --data tokens --target Qwen/Qwen3-8B --cache cache",
     "extract": "dflash-cache extract --data tokens --target Qwen/Qwen3-8B --cache cache",
     "train": "dflash-cache train --cache cache --out run",
     "both": (
@@ -30,6 +32,7 @@ EXAMPLES = {
     "verify": "dflash-cache verify --cache cache\ndflash-cache verify --cache cache --repair",
 }
 CONFIGS = {
+    "plan": PlanConfig,
     "extract": ExtractConfig,
     "train": TrainConfig,
     "both": BothConfig,
@@ -80,6 +83,9 @@ def _command(name: str) -> str:
     lines = [f"## {name}", "", f"{inspect.getdoc(config)}", ""]
     lines += ["```bash", EXAMPLES[name], "```", ""]
     options = list(options_of(config))
+    if name == "plan":  # it takes what extract takes, but needs no cache
+        lines += ["Every flag of `extract`; one of them differs:", ""]
+        options = [(item, hint) for item, hint in options if item.name == "cache"]
     if name == "both":
         lines += ["Every flag of `extract` and `train`, and:", ""]
         other = {
