@@ -63,8 +63,13 @@ def main() -> None:
     except Interrupted as stop:
         sys.stderr.write(f"dflash-cache: stopped by {stop}; the same command continues\n")
         code = stop.exit_code
+    except OSError as error:
+        sys.stderr.write(f"dflash-cache: {error}; mend this, and the same command continues\n")
+        code = 1
     except StageStuckError as error:
-        sys.stderr.write(f"dflash-cache: {error}\n")
+        cause = f"stopped by: {error.__cause__!r}\n" if error.__cause__ else ""
+        sys.stderr.write(f"dflash-cache: {error}\n{cause}")
         sys.stderr.flush()
-        os._exit(1)  # its thread cannot be joined, and would keep the process alive
+        # Its thread cannot be joined, and would keep the process alive.
+        os._exit(getattr(error.__cause__, "exit_code", 1))
     sys.exit(code)

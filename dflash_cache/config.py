@@ -111,6 +111,8 @@ class TrainConfig:
             "prefetch_depth", "clip_norm", "gamma",
         )  # fmt: skip
         _require_not_negative(self, "seed", "weight_decay")
+        if self.out.absolute() == self.cache.absolute():
+            raise ConfigError(f"--out {self.out}: the cache is there; name another folder")
         if self.block_size < 2:
             raise ConfigError(f"--block-size {self.block_size}: at least 2, an anchor and a token")
         if not 0 <= self.warmup < 1:

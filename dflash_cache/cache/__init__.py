@@ -3,6 +3,13 @@
 from .cache import Cache
 from .codecs import CODECS
 from .content import CacheContent, TargetParts
+from .durable import (
+    file_fingerprint,
+    fsync_path,
+    fsync_tree,
+    remove_tree,
+    write_atomically,
+)
 from .estimate import estimate_bytes, free_bytes
 from .folder import LOG, ROOT, SPEC, require_free_folder
 from .lock import writer_lock
@@ -26,13 +33,18 @@ __all__ = [
     "TargetIdentity",
     "TargetParts",
     "estimate_bytes",
+    "file_fingerprint",
     "free_bytes",
+    "fsync_path",
+    "fsync_tree",
     "rebuild_log",
+    "remove_tree",
     "require_free_folder",
     "require_same_identity",
     "restore_spec",
     "rewrite_content",
     "uncommit",
     "verify_cache",
+    "write_atomically",
     "writer_lock",
 ]

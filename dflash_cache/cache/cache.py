@@ -1,15 +1,15 @@
 """A cache folder: identity, plan, the target's frozen parts, and committed segments."""
 
 import json
-import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dflash_cache.errors import CacheIncompleteError
-from dflash_cache.types import DroppedRow, HiddenSegment, Int64Array, SegmentPlan
+from dflash_cache.errors import CacheCorruptError, CacheIncompleteError
+from dflash_cache.types import Array, DroppedRow, HiddenSegment, Int64Array, SegmentPlan
 
 from .arrays import read_array, write_group
 from .commits import CommitLog
@@ -20,6 +20,7 @@ from .durable import (
     fingerprint_files,
     fsync_tree,
     read_fingerprinted,
+    remove_tree,
     write_atomically,
 )
 from .folder import LEDGER, LOG, ROOT, SPEC, STAGING, read_identity, require_free_folder
@@ -64,8 +65,8 @@ class Cache:
         require_free_folder(root)
         for leftover in root.glob(f".{SPEC}.*"):
             leftover.unlink()
-        shutil.rmtree(root / STAGING, ignore_errors=True)
-        shutil.rmtree(root / ROOT, ignore_errors=True)  # of a creation that did not get to its end
+        remove_tree(root / STAGING)
+        remove_tree(root / ROOT)  # of a creation that did not get to its end
         staging = content.write(root / STAGING)
         files = fingerprint_files(staging)
         line = checked_line({"spec": spec.as_dict(), "settings": settings, "files": files})
@@ -80,9 +81,7 @@ class Cache:
     @property
     def plan(self) -> list[SegmentPlan]:
         """All planned segments in plan order, committed or not."""
-        rows, lengths, counts = (
-            read_array(self.root, f"{ROOT}/plan/{name}", self.fingerprints) for name in PLAN_ARRAYS
-        )
+        rows, lengths, counts = (self._read_array(f"plan/{name}") for name in PLAN_ARRAYS)
         bounds = np.cumsum(counts)[:-1]
         pairs = zip(np.split(rows, bounds), np.split(lengths, bounds), strict=True)
         return [
@@ -93,22 +92,18 @@ class Cache:
     @property
     def target(self) -> TargetParts:
         """The target's embedding, head, final norm and configuration."""
-        folder = f"{ROOT}/target"
-        arrays = {
-            name: read_array(self.root, f"{folder}/{name}", self.fingerprints)
-            if f"{folder}/{name}/zarr.json" in self.fingerprints
+        attributes = json.loads(self.read_file(f"{ROOT}/target/zarr.json"))["attributes"]
+        optional = {
+            name: self._read_array(f"target/{name}")
+            if f"{ROOT}/target/{name}/zarr.json" in self.fingerprints
             else None
-            for name in ("embedding", "head", "norm")
+            for name in ("head", "norm")
         }
-        assert arrays["embedding"] is not None
-        metadata = self.read_file(f"{folder}/zarr.json")
-        attributes = json.loads(metadata)["attributes"]
         return TargetParts(
             config=attributes["config"],
             mask_token_id=attributes["mask_token_id"],
-            embedding=arrays["embedding"],
-            head=arrays["head"],
-            norm=arrays["norm"],
+            embedding=self._read_array("target/embedding"),
+            **optional,
         )
 
     @property
@@ -122,7 +117,22 @@ class Cache:
 
     def read_file(self, name: str) -> bytes:
         """One of the files beside the segments, checked."""
-        return read_fingerprinted(self.root, name, self.fingerprints)
+        with self._remedy():
+            return read_fingerprinted(self.root, name, self.fingerprints)
+
+    def _read_array(self, name: str) -> Array:
+        with self._remedy():
+            return read_array(self.root, f"{ROOT}/{name}", self.fingerprints)
+
+    @contextmanager
+    def _remedy(self) -> Iterator[None]:
+        """Let an error of damage end with the command that mends it."""
+        try:
+            yield
+        except CacheCorruptError as error:
+            raise CacheCorruptError(
+                f"{error}. Mend it with: dflash-cache verify --cache {self.root} --repair"
+            ) from error
 
     def require_complete(self, num_planned: int) -> None:
         """Raise ``CacheIncompleteError`` unless every planned segment is committed."""
@@ -134,9 +144,13 @@ class Cache:
             )
 
     def read(self, index: int, row_ids: Int64Array | None = None) -> HiddenSegment:
-        """A committed segment, or those of its sequences that are in ``row_ids``; thread-safe."""
+        """A committed segment, or those of its sequences that are in ``row_ids``; thread-safe.
+
+        ``CacheCorruptError`` names file, rows and the way to mend it.
+        """
         segment = self.segments[index]
-        return read_segment(self.segment_folder(index), segment, self.spec, row_ids)
+        with self._remedy():
+            return read_segment(self.segment_folder(index), segment, self.spec, row_ids)
 
     def segment_folder(self, index: int) -> Path:
         return self.root / ROOT / "segments" / segment_name(index)

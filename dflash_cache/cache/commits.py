@@ -7,7 +7,7 @@ from typing import Any
 
 from dflash_cache.types import CommittedSegment, DroppedRow
 
-from .durable import checked_line, fsync_folder, parse_checked_line
+from .durable import checked_line, fsync_path, parse_checked_line
 
 
 def record_of(segment: CommittedSegment) -> dict[str, Any]:
@@ -70,4 +70,4 @@ class CommitLog:
         finally:
             os.close(descriptor)
         if created:
-            fsync_folder(self.path.parent)
+            fsync_path(self.path.parent)

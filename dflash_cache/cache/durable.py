@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,24 +34,27 @@ def digest(data: bytes) -> str:
     return xxhash.xxh3_64_hexdigest(data)
 
 
-def fsync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def fsync_path(path: Path) -> None:
+    """Make a file's content, or a folder's entries, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
-def fsync_file(path: Path) -> None:
-    fsync_folder(path)  # a folder and a file are made durable by the same calls
+def remove_tree(folder: Path) -> None:
+    """Remove ``folder`` and what is in it, if it is there."""
+    if folder.exists():
+        shutil.rmtree(folder)
 
 
 def fsync_tree(folder: Path) -> None:
     """Make every file and folder below ``folder`` durable, contents before their folder."""
     for parent, _, names in os.walk(folder, topdown=False):
         for name in names:
-            fsync_file(Path(parent, name))
-        fsync_folder(Path(parent))
+            fsync_path(Path(parent, name))
+        fsync_path(Path(parent))
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -64,7 +68,7 @@ def write_atomically(path: Path, data: bytes) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    fsync_folder(path.parent)
+    fsync_path(path.parent)
 
 
 def checked_line(record: Mapping[str, Any]) -> bytes:
@@ -106,18 +110,23 @@ def read_fingerprinted(folder: Path, name: str, fingerprints: Fingerprints) -> b
     return data
 
 
+def file_fingerprint(path: Path) -> tuple[int, str]:
+    """Size and digest of a file of any size."""
+    state = xxhash.xxh3_64()
+    with path.open("rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            state.update(block)
+        return file.tell(), state.hexdigest()
+
+
 def check_fingerprint(folder: Path, name: str, fingerprints: Fingerprints) -> None:
     """Check ``folder/name``, of any size, against what was recorded when it was written."""
     path = folder / name
-    state = xxhash.xxh3_64()
     try:
-        with path.open("rb") as file:
-            while block := file.read(BLOCK_BYTES):
-                state.update(block)
-            size = file.tell()
+        found = file_fingerprint(path)
     except FileNotFoundError:
         raise CacheCorruptError(f"{path}: the file is missing") from None
-    _require_fingerprint(path, (size, state.hexdigest()), fingerprints[name])
+    _require_fingerprint(path, found, fingerprints[name])
 
 
 def _require_fingerprint(path: Path, found: tuple[int, str], recorded: tuple[int, str]) -> None:

@@ -15,8 +15,8 @@ LOCK = "lock"
 
 
 @contextmanager
-def writer_lock(root: Path) -> Iterator[None]:
-    """Hold the cache's writer lock; ``CacheBusyError`` at once if a live process has it.
+def writer_lock(root: Path, flag: str = "--cache") -> Iterator[None]:
+    """Hold a cache's or a run's lock; ``CacheBusyError`` at once if a live process has it.
 
     The file stays when its holder dies, the lock does not: nothing is ever cleaned up by hand.
     """
@@ -30,7 +30,7 @@ def writer_lock(root: Path) -> Iterator[None]:
             holder = os.read(descriptor, 4096).decode(errors="replace").strip() or "unknown"
             raise CacheBusyError(
                 f"{root} is being written by another process ({holder}); wait until it ends, or "
-                "choose another --cache"
+                f"choose another {flag}"
             ) from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, _holder().encode(), 0)

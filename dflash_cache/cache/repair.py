@@ -1,7 +1,6 @@
 """Put a damaged cache right: restore what has a copy, un-commit what must be extracted again."""
 
 import json
-import shutil
 from collections.abc import Collection
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from .arrays import group_metadata
 from .cache import Cache
 from .commits import record_of
 from .content import CacheContent
-from .durable import checked_line, fsync_folder, parse_checked_line, write_atomically
+from .durable import checked_line, fsync_path, parse_checked_line, remove_tree, write_atomically
 from .folder import LOG, ROOT, SPEC, STAGING
 from .segment import own_record
 
@@ -53,7 +52,7 @@ def rewrite_content(cache: Cache, content: CacheContent, names: Collection[str])
     ``CacheCorruptError`` if they do not come out as they were.
     """
     fresh = cache.root / STAGING / REBUILT
-    shutil.rmtree(fresh, ignore_errors=True)
+    remove_tree(fresh)
     content.write(fresh)
     for name in sorted(names):
         data = (fresh / name).read_bytes()
@@ -62,7 +61,7 @@ def rewrite_content(cache: Cache, content: CacheContent, names: Collection[str])
         cache.read_file(name)
     spec = (cache.root / SPEC).read_text(encoding="utf-8")
     write_atomically(cache.root / ROOT / "zarr.json", group_metadata({"spec": spec}))
-    shutil.rmtree(fresh)
+    remove_tree(fresh)
 
 
 def uncommit(cache: Cache, indices: Collection[int]) -> None:
@@ -78,6 +77,6 @@ def uncommit(cache: Cache, indices: Collection[int]) -> None:
     staging.mkdir(exist_ok=True)
     for segment in folder.iterdir():
         if segment.name.isdecimal() and int(segment.name) not in cache.segments:
-            shutil.rmtree(staging / segment.name, ignore_errors=True)
+            remove_tree(staging / segment.name)
             segment.rename(staging / segment.name)
-    fsync_folder(folder)
+    fsync_path(folder)

@@ -5,7 +5,6 @@ Axes: T tokens, K context layers, H hidden size.
 
 import json
 import math
-import shutil
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -28,7 +27,13 @@ from dflash_cache.types import (
 from .arrays import read_array, write_array, write_group
 from .codecs import chunk_codec
 from .commits import record_of, segment_of
-from .durable import checked_line, fingerprint_files, fsync_tree, parse_checked_line
+from .durable import (
+    checked_line,
+    fingerprint_files,
+    fsync_tree,
+    parse_checked_line,
+    remove_tree,
+)
 from .shard import ShardReader, ShardWriter
 from .spec import CacheSpec
 
@@ -155,7 +160,7 @@ class SegmentWriter:
     def abort(self) -> None:
         """Remove what was written."""
         self._shard.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove_tree(self.folder)
 
     def _write_arrays(self, sequences: Sequence[TokenSequence], lengths: list[int]) -> None:
         zarr.create_array(
@@ -190,27 +195,22 @@ def read_segment(
     wanted = np.arange(len(rows)) if row_ids is None else np.flatnonzero(np.isin(rows, row_ids))
     runs = _runs(offsets, wanted)
     hidden = np.empty((sum(stop - start for start, stop in runs), *_shape(spec)), _dtype(spec))
-    chunk = -1
+    held = rows  # what is lost if the shard as a whole is damaged
     try:
         with _open_shard(folder, segment, spec) as shard:
             for chunk, values in _pieces(hidden, runs, segment.chunk_tokens):
+                first, last = chunk * segment.chunk_tokens, (chunk + 1) * segment.chunk_tokens
+                held = rows[(offsets[:-1] < last) & (offsets[1:] > first)]
                 shard.read_into(chunk, values)
     except CacheCorruptError as error:
-        first, last = chunk * segment.chunk_tokens, (chunk + 1) * segment.chunk_tokens
-        inside = (offsets[:-1] < last) & (offsets[1:] > first) if chunk >= 0 else slice(None)
-        raise CacheCorruptError(
-            f"{error}; it holds states of rows {shown_rows(rows[inside])} (segment "
-            f"{segment.index}). Mend it with: "
-            f"dflash-cache verify --cache {folder.parents[2]} --repair"
-        ) from error
-    pick = [slice(start, stop) for start, stop in runs]
-    empty = [slice(0, 0)]
+        what = f"it holds states of rows {shown_rows(held)} (segment {segment.index})"
+        raise CacheCorruptError(f"{error}; {what}") from error
     return HiddenSegment(
         index=segment.index,
         row_ids=rows[wanted],
         offsets=np.cumsum([0, *np.diff(offsets)[wanted]], dtype=np.int64),
-        input_ids=np.concatenate([ids[part] for part in pick or empty]),
-        loss_mask=np.concatenate([mask[part] for part in pick or empty]),
+        input_ids=np.concatenate([ids[:0], *(ids[start:stop] for start, stop in runs)]),
+        loss_mask=np.concatenate([mask[:0], *(mask[start:stop] for start, stop in runs)]),
         hidden_TKH=hidden,
     )
 

@@ -61,9 +61,11 @@ class CacheSpec(TargetIdentity):
         known = {field.name for field in fields(cls)}
         version = record.get("format_version")
         if version != FORMAT_VERSION or set(record) != known:
+            others = ", ".join(sorted(set(record) ^ known)) or "none"
             raise CacheMismatchError(
-                f"the cache has format version {version}, this program reads {FORMAT_VERSION}; "
-                "use the program version that wrote it, or extract into a new folder"
+                f"the identity has format version {version}, this program reads {FORMAT_VERSION} "
+                f"(fields that only one of them has: {others}); use the program version that "
+                "wrote it, or extract into a new folder"
             )
         return cls(**record | {"target_layer_ids": tuple(record["target_layer_ids"])})
 

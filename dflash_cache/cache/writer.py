@@ -1,6 +1,5 @@
 """The one writer of a cache."""
 
-import shutil
 from pathlib import Path
 
 from dflash_cache.errors import CacheCorruptError
@@ -8,7 +7,7 @@ from dflash_cache.types import CommittedSegment, SegmentPlan
 
 from .cache import Cache
 from .commits import CommitLog
-from .durable import fsync_folder
+from .durable import fsync_path, remove_tree
 from .folder import LOG, ROOT, STAGING
 from .segment import SegmentWriter, own_record, segment_name
 
@@ -26,7 +25,7 @@ class CacheWriter:
         self._log = log = CommitLog(cache.root / LOG)
         self._staging = cache.root / STAGING
         self._segments = cache.root / ROOT / "segments"
-        shutil.rmtree(self._staging, ignore_errors=True)  # segments that never were whole
+        remove_tree(self._staging)  # segments that never were whole
         self._staging.mkdir()
         log.cut_unterminated_line()
         cache.segments = log.read()
@@ -40,7 +39,7 @@ class CacheWriter:
     def commit(self, folder: Path, segment: CommittedSegment) -> None:
         """Make a finished segment, durable in ``folder``, part of the cache."""
         folder.rename(self._segments / segment_name(segment.index))
-        fsync_folder(self._segments)
+        fsync_path(self._segments)
         self._record(segment)
 
     def _adopt(self, folder: Path) -> None:

@@ -12,7 +12,7 @@ from dflash_cache.types import Array, DroppedRow, Int64Array
 
 from .rows import TokenRows
 
-BLOCK_ROWS = 1 << 16
+BLOCK_ROWS = 1 << 11  # bounds the memory of a pass, also for long rows
 # Reasons for which a row is left out, in the order in which they are looked for.
 REASONS = ("null", "empty", "too_long", "no_loss_token", "no_anchor")
 _KEPT = -1

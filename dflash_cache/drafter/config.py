@@ -173,7 +173,9 @@ class DrafterConfig:
         try:
             return cls(
                 block_size=nested.get("block_size", config.get("block_size", 16)),
-                mask_token_id=nested.get("mask_token_id", config.get("mask_token_id")),
+                mask_token_id=nested["mask_token_id"]
+                if "mask_token_id" in nested
+                else config["mask_token_id"],
                 target_layer_ids=tuple(
                     nested.get("target_layer_ids") or config["target_layer_ids"]
                 ),
@@ -199,7 +201,10 @@ class DrafterConfig:
                 f"{folder} is no drafter: it has no config.json; give the export "
                 "folder of a training run (RUN/export)"
             )
-        return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+        try:
+            return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+        except (ConfigError, ValueError, TypeError) as error:
+            raise ConfigError(f"{path}: {error}") from error
 
 
 _REQUIRED = (

@@ -5,15 +5,19 @@ from typing import Any
 
 import numpy as np
 
+from dflash_cache.cache import writer_lock
 from dflash_cache.config import BothConfig, EvaluateConfig
 from dflash_cache.target import mask_token_of
 from dflash_cache.train import LiveSource, SegmentSource, held_out_rows
 
+from .devices import single_device
 from .evaluate import evaluate, require_dense
 from .extract import extract_report, extracting
 from .preparation import Preparation, prepare
 from .progress import OnProgress, ignore
-from .train import EXPORT, TrainingRun, choose_mask_token, train
+from .train import EXPORT, TrainingRun, choose_mask_token, require_same_run, train
+
+TRAINING_STAGES = {"prefetch", "pack", "train"}
 
 
 def both(config: BothConfig, on_progress: OnProgress = ignore) -> dict[str, Any]:
@@ -38,43 +42,43 @@ def _in_turn(
     with extracting(preparation, on_progress) as (cache, pipeline, _):
         pipeline.start()
     wall_s = time.perf_counter() - began
-    return {
-        "extract": extract_report(preparation, cache, pipeline.statistics, wall_s),
-        "train": train(config.train, on_progress),
-    }
+    report = extract_report(preparation, cache, pipeline.statistics, wall_s)
+    del pipeline  # and its staging buffers, before training
+    return {"extract": report, "train": train(config.train, on_progress)}
 
 
 def _overlapped(
     config: BothConfig, preparation: Preparation, on_progress: OnProgress
 ) -> dict[str, Any]:
     began = time.perf_counter()
-    with extracting(preparation, on_progress) as (cache, pipeline, extraction):
+    with (
+        writer_lock(config.train.out, "--out"),
+        extracting(preparation, on_progress) as (cache, pipeline, extraction),
+    ):
         run = TrainingRun(config.train, cache)
         source: SegmentSource = LiveSource(cache, extraction.committed) if extraction else cache
         run.spawn(pipeline, source, on_progress)
         pipeline.start()
     wall_s = time.perf_counter() - began
-    stages = {
-        name: stage
-        for name, stage in pipeline.statistics.items()
-        if name in ("prefetch", "pack", "train")
-    }
-    extraction_stages = {n: s for n, s in pipeline.statistics.items() if n not in stages}
+    statistics = pipeline.statistics
+    stages = {name: s for name, s in statistics.items() if name in TRAINING_STAGES}
+    others = {name: s for name, s in statistics.items() if name not in stages}
+    extract_s = extraction.wall_s if extraction else 0.0
     return {
-        "extract": extract_report(
-            preparation, cache, extraction_stages, extraction.wall_s if extraction else 0.0
-        ),
+        "extract": extract_report(preparation, cache, others, extract_s),
         "train": run.report(stages, wall_s),
     }
 
 
 def _check_training(config: BothConfig, preparation: Preparation) -> None:
     """Let settings of phase two that cannot work fail before phase one is paid for."""
-    vocab_size = preparation.spec.vocab_size
+    vocab_size, shape = preparation.spec.vocab_size, preparation.target_shape
     offered = mask_token_of(preparation.target_folder, vocab_size)
-    choose_mask_token(config.train, offered, vocab_size)
+    choose_mask_token(config.train, offered, vocab_size, shape.reserved_token_ids)
+    single_device(config.train.device)
+    require_same_run(config.train, preparation.spec)
     if config.evaluate:
-        require_dense(config.extract.target, hybrid=preparation.target_shape.hybrid)
+        require_dense(config.extract.target, hybrid=shape.hybrid)
     held_out_rows(np.asarray(preparation.survey.row_ids), config.train.holdout)
 
 

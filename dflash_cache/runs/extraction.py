@@ -2,8 +2,9 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -70,18 +71,18 @@ class Extraction:
         lanes: list[Channel[_StagedBatch]] = [
             pipeline.channel(f"staged-{index}", 2) for index in range(config.writers)
         ]
+        self._free_lanes = pipeline.pool("free writers", lanes)
+        self._buffers = pipeline.pool("staging", self._staging(2 * len(workers) + config.writers))
         finished: Channel[_FinishedSegment] = pipeline.channel("finished", config.writers)
-        buffers = pipeline.pool("staging", self._buffers(2 * len(workers) + config.writers))
         for _ in range(config.readers):
-            pipeline.spawn("read", lambda: self._read(plans, rows), into=[rows])
+            pipeline.spawn("read", partial(self._read, plans, rows), into=[rows])
         for capture in workers:
-            work = self._target_work(capture, rows, buffers, lanes)
-            pipeline.spawn("target", work, into=lanes)
+            pipeline.spawn("target", partial(self._capture, capture, rows), into=lanes)
         for lane in lanes:
-            pipeline.spawn("write", self._write_work(lane, buffers, finished), into=[finished])
-        pipeline.spawn("commit", lambda: self._commit(finished))
+            pipeline.spawn("write", partial(self._write, lane, finished), into=[finished])
+        pipeline.spawn("commit", partial(self._commit, finished))
 
-    def _buffers(self, count: int) -> list[torch.Tensor]:
+    def _staging(self, count: int) -> list[torch.Tensor]:
         """Staging for one batch each: [tokens, K, H]; pinned where a CUDA device copies into it."""
         preparation, spec = self._preparation, self._cache.spec
         longest = int(preparation.survey.lengths.max())
@@ -100,51 +101,31 @@ class Extraction:
             sequences = [self._preparation.rows.sequence(row, length) for row, length in pairs]
             rows.put(_ReadSegment(plan, sequences))
 
-    def _target_work(
-        self,
-        capture: LayerCapture,
-        rows: Channel[_ReadSegment],
-        buffers: Channel[torch.Tensor],
-        lanes: list[Channel[_StagedBatch]],
-    ) -> Callable[[], None]:
+    def _capture(self, capture: LayerCapture, rows: Channel[_ReadSegment]) -> None:
         batch_tokens = self._preparation.config.batch_tokens
+        for read in rows:
+            lane = self._free_lanes.get()  # one writer a segment, so its batches stay in order
+            for batch in plan_batches(read.plan.lengths, batch_tokens):
+                buffer = self._buffers.get()
+                sequences = read.sequences[batch]
+                result = capture_batch(capture, sequences, buffer, self._pipeline.check)
+                last = batch.stop == len(read.sequences)
+                lane.put(_StagedBatch(read.plan, buffer, result, last))
 
-        def work() -> None:
-            for read in rows:
-                # One writer a segment: its batches arrive in order, in one lane.
-                lane = lanes[read.plan.index % len(lanes)]
-                for batch in plan_batches(read.plan.lengths, batch_tokens):
-                    buffer = buffers.get()
-                    sequences = read.sequences[batch]
-                    result = capture_batch(capture, sequences, buffer, self._pipeline.check)
-                    last = batch.stop == len(read.sequences)
-                    lane.put(_StagedBatch(read.plan, buffer, result, last))
-
-        return work
-
-    def _write_work(
-        self,
-        lane: Channel[_StagedBatch],
-        buffers: Channel[torch.Tensor],
-        finished: Channel[_FinishedSegment],
-    ) -> Callable[[], None]:
-        def work() -> None:
-            open_segments: dict[int, _OpenSegment] = {}
-            try:
-                for staged in lane:
-                    index = staged.plan.index
-                    if index not in open_segments:
-                        open_segments[index] = _OpenSegment(self._writer.segment(staged.plan))
-                    open_segments[index].append(staged)
-                    buffers.put(staged.buffer)
-                    if staged.last:
-                        finished.put(open_segments[index].finish())
-                        del open_segments[index]
-            finally:
-                for segment in open_segments.values():
-                    segment.writer.abort()
-
-        return work
+    def _write(self, lane: Channel[_StagedBatch], finished: Channel[_FinishedSegment]) -> None:
+        segment: _OpenSegment | None = None
+        try:
+            for staged in lane:
+                segment = segment or _OpenSegment(self._writer.segment(staged.plan))
+                segment.append(staged)
+                self._buffers.put(staged.buffer)
+                if staged.last:
+                    finished.put(segment.finish())
+                    segment = None
+                    self._free_lanes.put(lane)
+        finally:
+            if segment is not None:
+                segment.writer.abort()
 
     def _commit(self, finished: Channel[_FinishedSegment]) -> None:
         segments = self._cache.segments

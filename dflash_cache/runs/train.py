@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -10,13 +10,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from dflash_cache.cache import Cache, CacheSpec, TargetParts, require_same_identity
+from dflash_cache.cache import (
+    Cache,
+    CacheSpec,
+    TargetParts,
+    require_same_identity,
+    write_atomically,
+    writer_lock,
+)
 from dflash_cache.config import TrainConfig, flag_of, to_json
 from dflash_cache.drafter.config import DrafterConfig
 from dflash_cache.drafter.export import export_drafter
 from dflash_cache.drafter.model import DFlashDrafter
 from dflash_cache.errors import CacheMismatchError, ConfigError
 from dflash_cache.pipeline import Pipeline, StageStatistics
+from dflash_cache.target import reserved_tokens
 from dflash_cache.train import (
     DrafterStep,
     SegmentSource,
@@ -44,22 +52,25 @@ def train(config: TrainConfig, on_progress: OnProgress = ignore) -> dict[str, An
     """
     began = time.perf_counter()
     cache = Cache.open(config.cache)
-    run = TrainingRun(config, cache)
-    cache.require_complete(run.num_segments)
-    with Pipeline("train") as pipeline:
-        run.spawn(pipeline, cache, on_progress)
-        pipeline.start()
+    cache.require_complete(len(cache.plan))
+    with writer_lock(config.out, "--out"):
+        run = TrainingRun(config, cache)
+        with Pipeline("train") as pipeline:
+            run.spawn(pipeline, cache, on_progress)
+            pipeline.start()
     return run.report(pipeline.statistics, time.perf_counter() - began)
 
 
 class TrainingRun:
-    """One run: the drafter, its order of data and where it is written."""
+    """One run: the drafter, its order of data and where it is written.
+
+    Whoever makes one holds ``writer_lock`` of ``config.out``.
+    """
 
     def __init__(self, config: TrainConfig, cache: Cache) -> None:
         self.config = config = replace(config, device=single_device(config.device))
         self._cache = cache
         plan = cache.plan
-        self.num_segments = len(plan)
         row_ids = np.concatenate([segment.row_ids for segment in plan])
         self.held_out = held_out_rows(row_ids, config.holdout)
         self._order = TrainingOrder(
@@ -73,8 +84,7 @@ class TrainingRun:
         num_steps = config.steps or self._order.num_steps(
             epochs=config.epochs, batch_size=config.batch_size, grad_accum=config.grad_accum
         )
-        config.out.mkdir(parents=True, exist_ok=True)
-        self._claim_folder()
+        claim_run(config, cache.spec)
         parts = cache.target
         self.drafter_config = _drafter_config(config, cache.spec, parts)
         embedding = as_tensor(parts.embedding)
@@ -87,18 +97,6 @@ class TrainingRun:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.config.seed)
             return DFlashDrafter(self.drafter_config)
-
-    def _claim_folder(self) -> None:
-        """Note what the run is made from, or check that a run found here was made from the same."""
-        path = self.config.out / RUN
-        settings = _resumable_settings(self.config)
-        if path.exists():
-            record = json.loads(path.read_text(encoding="utf-8"))
-            _require_same_run(path, record, self._cache.spec, settings)
-        else:
-            record = {"cache": self._cache.spec.as_dict(), "settings": settings}
-            path.write_text(json.dumps(record, indent=1), encoding="utf-8")
-            (self.config.out / "train.json").write_text(to_json(self.config), encoding="utf-8")
 
     def spawn(self, pipeline: Pipeline, source: SegmentSource, on_progress: OnProgress) -> None:
         """Add phase two's stages, the training loop among them, to ``pipeline``."""
@@ -165,8 +163,13 @@ class TrainingRun:
         }
 
 
-def choose_mask_token(config: TrainConfig, offered: int | None, vocab_size: int) -> int:
-    """The mask token: named by the user, else offered by the target's tokenizer, else refused."""
+def choose_mask_token(
+    config: TrainConfig, offered: int | None, vocab_size: int, reserved: Collection[int]
+) -> int:
+    """The mask token: named by the user, else offered by the target's tokenizer, else refused.
+
+    ``reserved`` are the ids of the target's own pad, begin and end tokens, which text may hold.
+    """
     mask = offered if config.mask_token_id is None else config.mask_token_id
     if mask is None:
         raise ConfigError(
@@ -176,6 +179,11 @@ def choose_mask_token(config: TrainConfig, offered: int | None, vocab_size: int)
     if not 0 <= mask < vocab_size:
         raise ConfigError(
             f"--mask-token-id {mask}: the target's embedding has rows 0..{vocab_size - 1}"
+        )
+    if mask in reserved:
+        raise ConfigError(
+            f"--mask-token-id {mask}: it is the target's pad, begin or end token; choose an id "
+            "that the text does not use"
         )
     return mask
 
@@ -187,7 +195,9 @@ def _drafter_config(config: TrainConfig, spec: CacheSpec, parts: TargetParts) ->
         vocab_size=vocab_size,
         num_layers=config.draft_layers,
         block_size=config.block_size,
-        mask_token_id=choose_mask_token(config, parts.mask_token_id, vocab_size),
+        mask_token_id=choose_mask_token(
+            config, parts.mask_token_id, vocab_size, reserved_tokens(parts.config)
+        ),
         target_layer_ids=spec.target_layer_ids,
     )
 
@@ -201,6 +211,24 @@ _FREE = {
 
 def _resumable_settings(config: TrainConfig) -> dict[str, Any]:
     return {name: value for name, value in asdict(config).items() if name not in _FREE}
+
+
+def require_same_run(config: TrainConfig, spec: CacheSpec) -> None:
+    """``CacheMismatchError`` if ``config.out`` holds a run from another cache or other settings."""
+    path = config.out / RUN
+    if path.exists():
+        record = json.loads(path.read_text(encoding="utf-8"))
+        _require_same_run(path, record, spec, _resumable_settings(config))
+
+
+def claim_run(config: TrainConfig, spec: CacheSpec) -> None:
+    """Note what the run in ``config.out`` is made from, or check a run found there."""
+    require_same_run(config, spec)
+    config.out.mkdir(parents=True, exist_ok=True)
+    record = {"cache": spec.as_dict(), "settings": _resumable_settings(config)}
+    if not (config.out / RUN).exists():
+        write_atomically(config.out / RUN, json.dumps(record, indent=1).encode())
+    write_atomically(config.out / "train.json", to_json(config).encode())
 
 
 def _require_same_run(

@@ -4,7 +4,7 @@ from .batch import BatchCapture, capture_batch
 from .capture import LayerCapture
 from .decoding import TargetDecoder, stop_token_ids
 from .identity import identify_target, resolve_target
-from .model import Target, TargetShape, mask_token_of
+from .model import Target, TargetShape, mask_token_of, reserved_tokens
 
 __all__ = [
     "BatchCapture",
@@ -15,6 +15,7 @@ __all__ = [
     "capture_batch",
     "identify_target",
     "mask_token_of",
+    "reserved_tokens",
     "resolve_target",
     "stop_token_ids",
 ]

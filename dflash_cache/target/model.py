@@ -27,6 +27,7 @@ class TargetShape:
     vocab_size: int
     max_position_embeddings: int
     hybrid: bool  # has layers with a recurrent state, such as linear attention
+    reserved_token_ids: frozenset[int]  # pad, begin and end tokens
 
     @classmethod
     def load(cls, folder: Path, *, trust_remote_code: bool) -> "TargetShape":
@@ -44,6 +45,7 @@ class TargetShape:
                 vocab_size=text.vocab_size,
                 max_position_embeddings=text.max_position_embeddings,
                 hybrid=not layer_types <= ATTENTION_LAYERS,
+                reserved_token_ids=reserved_tokens(text.to_dict()),
             )
         except AttributeError as error:
             raise ConfigError(
@@ -58,6 +60,16 @@ class TargetShape:
                 f"--target-layers {','.join(map(str, layer_ids))}: the target's decoder layers are "
                 f"0..{self.num_layers - 1}"
             )
+
+
+def reserved_tokens(text_config: Mapping[str, Any]) -> frozenset[int]:
+    """The ids of pad, begin and end tokens in a text configuration."""
+    found: set[int] = set()
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        value = text_config.get(name)
+        ids = value if isinstance(value, list) else [value]
+        found |= {each for each in ids if each is not None}
+    return frozenset(found)
 
 
 class Target:

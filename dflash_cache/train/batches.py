@@ -109,6 +109,7 @@ def _groups(
                 raise TrainingError("extraction dropped every row of this epoch; see the ledger")
             yield window.epoch, group, Position(epoch=window.epoch + 1), True
             group = []
+        present.clear()  # or this window would stay in memory while the next is gathered
 
 
 def _whole_windows(

@@ -1,9 +1,6 @@
 """Checkpoints that are whole or absent, found by number."""
 
-import hashlib
 import json
-import os
-import shutil
 import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,8 +9,12 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from dflash_cache.cache import file_fingerprint, fsync_path, fsync_tree, remove_tree
+from dflash_cache.errors import TrainingError
+
 from .order import Position
 
+_UNFINISHED = ".writing-"
 WEIGHTS, OPTIMIZER, STATE = "model.safetensors", "optimizer.pt", "state.json"
 
 
@@ -35,8 +36,8 @@ class CheckpointStore:
         self._folder = folder
         self._keep = keep
         folder.mkdir(parents=True, exist_ok=True)
-        for leftover in folder.glob(".writing-*"):
-            shutil.rmtree(leftover)
+        for leftover in folder.glob(f"{_UNFINISHED}*"):
+            remove_tree(leftover)
 
     def save(
         self,
@@ -46,40 +47,44 @@ class CheckpointStore:
     ) -> None:
         """Write a checkpoint and drop the oldest beyond ``keep``."""
         target = self._folder / f"step-{state.step:08d}"
-        if target.exists() and _complete(target):
-            return
-        shutil.rmtree(target, ignore_errors=True)
-        fresh = self._folder / f".writing-{target.name}"
+        fresh = self._folder / f"{_UNFINISHED}{target.name}"
+        remove_tree(fresh)
         fresh.mkdir()
         save_file(weights, fresh / WEIGHTS)
         torch.save(optimizer, fresh / OPTIMIZER)
-        record = asdict(state) | {
-            "files": {name: _sha256(fresh / name) for name in (WEIGHTS, OPTIMIZER)}
-        }
-        (fresh / STATE).write_text(json.dumps(record, indent=1))
-        for path in (*fresh.iterdir(), fresh):
-            _fsync(path)
+        files = {name: file_fingerprint(fresh / name) for name in (WEIGHTS, OPTIMIZER)}
+        (fresh / STATE).write_text(json.dumps(asdict(state) | {"files": files}, indent=1))
+        fsync_tree(fresh)
+        remove_tree(target)  # a torn one of the same step
         fresh.rename(target)
-        _fsync(self._folder)
+        fsync_path(self._folder)
         for old in self._numbered()[self._keep :]:
-            shutil.rmtree(old)
+            remove_tree(old)
 
     def latest(
         self,
     ) -> tuple[TrainingState, dict[str, torch.Tensor], dict[str, Any]] | None:
-        """The newest complete checkpoint; a torn one is skipped with a warning."""
-        for folder in self._numbered():
-            if not _complete(folder):
+        """The newest complete checkpoint; a torn one is skipped with a warning.
+
+        None if there is none yet; ``TrainingError`` if there are some and all are torn.
+        """
+        numbered = self._numbered()
+        for folder in numbered:
+            if (record := _whole_record(folder)) is None:
                 warnings.warn(
                     f"{folder} is damaged or incomplete; going back to the one before it",
                     stacklevel=2,
                 )
                 continue
-            record = json.loads((folder / STATE).read_text())
             del record["files"]
             state = TrainingState(**record | {"position": Position(**record["position"])})
-            optimizer = torch.load(folder / OPTIMIZER, weights_only=True)
+            optimizer = torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True)
             return state, load_file(folder / WEIGHTS), optimizer
+        if numbered:
+            raise TrainingError(
+                f"{self._folder}: all {len(numbered)} checkpoints are damaged; restore one from a "
+                "copy, or start anew with another --out"
+            )
         return None
 
     def _numbered(self) -> list[Path]:
@@ -88,22 +93,13 @@ class CheckpointStore:
         return sorted(found, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
 
 
-def _complete(folder: Path) -> bool:
+def _whole_record(folder: Path) -> dict[str, Any] | None:
+    """The content of ``state.json``; None unless the checkpoint is as it was written."""
     try:
-        record = json.loads((folder / STATE).read_text())
-        return all(_sha256(folder / name) == digest for name, digest in record["files"].items())
-    except (OSError, ValueError, KeyError, AttributeError):
-        return False
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        record: dict[str, Any] = json.loads((folder / STATE).read_text())
+        for name, fingerprint in record["files"].items():
+            if file_fingerprint(folder / name) != tuple(fingerprint):
+                return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return record

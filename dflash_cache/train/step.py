@@ -1,6 +1,7 @@
 """One drafter in training: forward, loss, backward, step."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,17 @@ class StepResult:
     num_blocks: int
 
 
+@dataclass(slots=True)
+class _Sums:
+    """Over the micro-batches of a step."""
+
+    accuracy: BlockAccuracy
+    loss: float = 0.0
+    weight: float = 0.0
+    tokens: int = 0
+    rows: tuple[int, ...] = ()
+
+
 class DrafterStep:
     """The drafter, the target's frozen embedding and head, and the optimizer.
 
@@ -50,7 +62,8 @@ class DrafterStep:
         self.drafter = drafter.to(self.device)
         compute = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self._embedding = embedding.to(self.device, compute)
-        self._head = head.to(self.device, compute)
+        tied = head is embedding
+        self._head = self._embedding if tied else head.to(self.device, compute)
         self._weights = slot_weights(drafter.config.block_size, config.gamma).to(self.device)
         self._clip_norm = config.clip_norm
         self.optimizer = torch.optim.AdamW(
@@ -60,44 +73,48 @@ class DrafterStep:
             self.optimizer, lambda step: learning_rate_factor(step, num_steps, config)
         )
 
-    def step(self, batches: Sequence[DraftBatch]) -> StepResult | None:
+    def step(self, batches: Iterable[DraftBatch]) -> StepResult | None:
         """One optimizer step over micro-batches; None, and no step, if none has a supervised slot.
 
         The loss is one weighted mean over all slots of all micro-batches: gradients of the sums
-        are divided by the total weight at the end.
+        are divided by the total weight at the end. ``TrainingError`` if loss or gradients are not
+        finite; the weights are then as before.
         """
-        accuracy = BlockAccuracy.zero(self.drafter.config.block_size)
-        loss_sum, weight_sum = 0.0, 0.0
+        sums = _Sums(BlockAccuracy.zero(self.drafter.config.block_size))
         for batch in batches:
-            if not len(batch.anchors):
-                continue
-            loss, supervised = self.forward(batch)
-            loss.weighted_sum.backward()  # type: ignore[no-untyped-call]
-            loss_sum += float(loss.weighted_sum.detach())
-            weight_sum += float(loss.weight_sum)
-            accuracy.add(loss.correct, supervised)
-        if weight_sum == 0:
+            sums.rows += batch.row_ids
+            sums.tokens += batch.num_tokens
+            if len(batch.anchors):
+                loss, supervised = self.forward(batch)
+                loss.weighted_sum.backward()  # type: ignore[no-untyped-call]
+                sums.loss += float(loss.weighted_sum.detach())
+                sums.weight += float(loss.weight_sum)
+                sums.accuracy.add(loss.correct, supervised)
+        if sums.weight == 0:
             return None
-        if not torch.isfinite(torch.tensor(loss_sum)):
-            rows = [row for batch in batches for row in batch.row_ids]
-            raise TrainingError(
-                f"the loss is {loss_sum} on rows {rows}; lower --lr, or see the rows"
-            )
+        return self._finish(sums)
+
+    def _finish(self, sums: "_Sums") -> StepResult:
         for parameter in self.drafter.parameters():
             if parameter.grad is not None:
-                parameter.grad /= weight_sum
-        grad_norm = nn.utils.clip_grad_norm_(self.drafter.parameters(), self._clip_norm)
+                parameter.grad /= sums.weight
+        norm = float(nn.utils.clip_grad_norm_(self.drafter.parameters(), self._clip_norm))
+        if not (math.isfinite(sums.loss) and math.isfinite(norm)):
+            raise TrainingError(
+                f"loss {sums.loss / sums.weight} and gradient norm {norm} on rows "
+                f"{list(sums.rows)}; lower --lr, or look at these rows"
+            )
         lr = self.optimizer.param_groups[0]["lr"]
         self.optimizer.step()
         self._schedule.step()
         self.optimizer.zero_grad(set_to_none=True)
         return StepResult(
-            loss=loss_sum / weight_sum,
-            grad_norm=float(grad_norm),
+            loss=sums.loss / sums.weight,
+            grad_norm=norm,
             lr=lr,
-            block_acceptance_length=accuracy.block_acceptance_length,
-            num_tokens=sum(batch.num_tokens for batch in batches),
-            num_blocks=accuracy.blocks,
+            block_acceptance_length=sums.accuracy.block_acceptance_length,
+            num_tokens=sums.tokens,
+            num_blocks=sums.accuracy.blocks,
         )
 
     def forward(self, batch: DraftBatch) -> tuple[SlotLoss, torch.Tensor]:

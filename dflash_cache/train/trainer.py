@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from .batches import TrainingBatch
 from .checkpoint import CheckpointStore, TrainingState
 from .order import Position
 from .step import DrafterStep, StepResult
+
+STOP_SAVE_S = 8.0  # of the 15 s that a stop may take
 
 OnStep = Callable[[TrainingState, StepResult], None]
 
@@ -45,6 +47,7 @@ class Trainer:
             step=0, position=Position(), num_tokens=0, loss_first=0.0, loss_last=0.0
         )
         self._saved_step = -1
+        self._save_s = 0.0
         if (found := self._store.latest()) is not None:
             self.state, weights, optimizer = found
             step.load_state(weights, optimizer)
@@ -57,30 +60,35 @@ class Trainer:
 
     def run(self, batches: Iterable[TrainingBatch], on_step: OnStep) -> None:
         """Train until done. A stop of the pipeline is passed on after a checkpoint."""
+        source = iter(batches)
         try:
-            self._run(batches, on_step)
+            while not self.done:
+                self._one_step(source, on_step)
+                if self.state.step % self._config.save_every == 0:
+                    self.save()
         except Cancelled:
-            self.save()
+            if self._save_s < STOP_SAVE_S:  # else the stop would take too long; the last one stands
+                self.save()
             raise
         self.save()
 
-    def _run(self, batches: Iterable[TrainingBatch], on_step: OnStep) -> None:
-        window: list[DraftBatch] = []
-        for item in batches:
-            window.append(item.batch)
-            if len(window) < self._config.grad_accum and not item.ends_epoch:
-                continue
-            began = time.perf_counter()
-            result = self.step.step(window)
-            window = []
-            if result is None:
-                continue
-            self._advance(item, result, time.perf_counter() - began)
+    def _one_step(self, source: Iterator[TrainingBatch], on_step: OnStep) -> None:
+        """Take micro-batches as they come; none is kept after its gradients are."""
+        taken: list[TrainingBatch] = []
+
+        def micro_batches() -> Iterator[DraftBatch]:
+            for _ in range(self._config.grad_accum):
+                item = next(source)
+                taken[:] = [item]
+                yield item.batch
+                if item.ends_epoch:  # the last, shorter window of an epoch is a step too
+                    return
+
+        began = time.perf_counter()
+        result = self.step.step(micro_batches())
+        if result is not None:
+            self._advance(taken[0], result, time.perf_counter() - began)
             on_step(self.state, result)
-            if self.state.step % self._config.save_every == 0:
-                self.save()
-            if self.done:
-                return
 
     def _advance(self, item: TrainingBatch, result: StepResult, step_s: float) -> None:
         before = self.state
@@ -106,5 +114,7 @@ class Trainer:
     def save(self) -> None:
         """Write a checkpoint of the last whole step, unless it is there already."""
         if self.state.step > self._saved_step:
+            began = time.perf_counter()
             self._store.save(self.state, *self.step.state())
+            self._save_s = time.perf_counter() - began
             self._saved_step = self.state.step

@@ -66,7 +66,7 @@ def write_raw(folder: Path, states: np.ndarray) -> None:
 def write_segment(folder: Path, states: np.ndarray, spec: CacheSpec) -> None:
     """The full commit: all arrays, checksums, fsyncs, rename and record."""
     from dflash_cache.cache.commits import CommitLog
-    from dflash_cache.cache.durable import fsync_folder
+    from dflash_cache.cache.durable import fsync_path
 
     writer = SegmentWriter(folder / "staging", spec, 0, len(states))
     for start in range(0, len(states), 8192):  # as target batches arrive
@@ -74,7 +74,7 @@ def write_segment(folder: Path, states: np.ndarray, spec: CacheSpec) -> None:
     segment = writer.finish(sequences_of(len(states)))
     (folder / "segments").mkdir()
     writer.folder.rename(folder / "segments" / "0")
-    fsync_folder(folder / "segments")
+    fsync_path(folder / "segments")
     CommitLog(folder / "commits.log").append(segment)
 
 

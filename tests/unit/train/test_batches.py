@@ -46,7 +46,7 @@ def plan():
 
 def take(count, source, tmp_path, *, start=None, **settings):
     settings = {"anchors": 2, "batch_size": 4, "shuffle_segments": 2} | settings
-    config = TrainConfig(cache=tmp_path, out=tmp_path, **settings)
+    config = TrainConfig(cache=tmp_path, out=tmp_path / "run", **settings)
     window = config.shuffle_segments
     order = TrainingOrder(plan(), np.zeros(0, np.int64), seed=3, window_segments=window)
     with Pipeline("test") as pipeline:
