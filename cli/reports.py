@@ -54,13 +54,14 @@ def train_tables(report: Report) -> list[Table]:
         "teacher-forced)",
         "accuracy by slot": " ".join(f"{share:.2f}" for share in report["slot_accuracy"]),
         "time": f"{report['wall_s']:.1f} s",
-        "drafter": report["export"],
+        "drafter": escape(report["export"]),
     }
     return [figures_table("Trained", rows), stages_table(report["stages"])]
 
 
 def evaluate_tables(report: Report) -> list[Table]:
-    table = Table(title="Decoded, held-out prompts", title_justify="left")
+    known = "held-out prompts" if report["held_out"] else "prompts that training may have seen"
+    table = Table(title=f"Decoded, {known}", title_justify="left")
     table.add_column("drafts from")
     table.add_column("acceptance length", justify="right")
     table.add_column("what it means")
@@ -85,11 +86,12 @@ def verify_tables(report: Report, cache: Path) -> list[Table]:
     rows = {
         "segments": f"{report['segments']:,}",
         "chunks of hidden states": f"{report['chunks']:,}",
+        "segments not extracted yet": f"{report['missing']:,}",
         "faults": f"{len(report['bad'])}",
         "faults mended": f"{report['repaired']}",
     }
     if report["bad"] and not report["repaired"]:
-        rows["next"] = f"dflash-cache verify --cache {cache} --repair"
+        rows["next"] = escape(f"dflash-cache verify --cache {cache} --repair")
     faults = Table(title="Faults", title_justify="left")
     for heading in ("what", "segment", "rows"):
         faults.add_column(heading)

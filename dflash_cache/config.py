@@ -165,6 +165,10 @@ class VerifyConfig:
 
     cache: Path = option(help="Cache folder.")
     repair: bool = option(False, help="Make again what is damaged, from dataset and target.")
+    data: Path | None = option(None, help="Dataset, for a repair [where it was].")
+    target: str | None = option(None, help="Target, for a repair [where it was].")
+    devices: tuple[str, ...] = option((), help="Target devices for a repair [all CUDA, or cpu].")
+    trust_remote_code: bool = option(False, help="Allow the target's own Python code to run.")
 
 
 Config = ExtractConfig | PlanConfig | TrainConfig | EvaluateConfig | BothConfig | VerifyConfig
@@ -182,6 +186,8 @@ def _require_not_negative(config: Any, *names: str) -> None:
         value = getattr(config, name)
         if value is not None and not value >= 0:
             raise ConfigError(f"{flag_of(name)} {value}: must be at least 0")
+        if isinstance(value, int) and value >= 1 << 63:
+            raise ConfigError(f"{flag_of(name)} {value}: must be below 2**63")
 
 
 def flag_of(name: str) -> str:

@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 
 from dflash_cache.errors import CacheCorruptError, CacheIncompleteError
-from dflash_cache.types import Array, DroppedRow, HiddenSegment, Int64Array, SegmentPlan
+from dflash_cache.types import (
+    Array,
+    CommittedSegment,
+    DroppedRow,
+    HiddenSegment,
+    Int64Array,
+    SegmentPlan,
+)
 
 from .arrays import read_array, write_group
 from .commits import CommitLog
@@ -31,7 +38,12 @@ from .spec import CacheSpec
 class Cache:
     """A cache opened for reading; ``segments`` holds the commit records by index."""
 
-    def __init__(self, root: Path, identity: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        root: Path,
+        identity: Mapping[str, Any],
+        segments: dict[int, CommittedSegment],
+    ) -> None:
         """``identity`` is the content of ``spec.json``."""
         self.root = root
         self.spec = CacheSpec.from_dict(identity["spec"])
@@ -39,7 +51,7 @@ class Cache:
         self.fingerprints: Fingerprints = {
             name: (size, digest) for name, (size, digest) in identity["files"].items()
         }
-        self.segments = CommitLog(root / LOG).read()
+        self.segments = segments
 
     @staticmethod
     def exists(root: Path) -> bool:
@@ -48,7 +60,7 @@ class Cache:
     @classmethod
     def open(cls, root: Path) -> "Cache":
         """Open ``root``; ``ConfigError`` if it is no cache, ``CacheCorruptError`` if damaged."""
-        return cls(root, read_identity(root))
+        return cls(root, read_identity(root), CommitLog(root / LOG).read())
 
     @classmethod
     def create(
@@ -151,6 +163,13 @@ class Cache:
         segment = self.segments[index]
         with self._remedy():
             return read_segment(self.segment_folder(index), segment, self.spec, row_ids)
+
+    def segment_folders(self) -> list[Path]:
+        """All segments in place, committed or not."""
+        folder = self.root / ROOT / "segments"
+        if not folder.is_dir():
+            return []
+        return sorted(path for path in folder.iterdir() if path.name.isdecimal())
 
     def segment_folder(self, index: int) -> Path:
         return self.root / ROOT / "segments" / segment_name(index)

@@ -22,8 +22,11 @@ def read_identity(root: Path) -> dict[str, Any]:
     path = root / SPEC
     if path.exists():
         return parse_checked_line(path.read_bytes(), str(path))
-    if (root / LOG).exists():
-        raise CacheCorruptError(f"{path}: the file is missing beside a commit log")
+    if (root / LOG).exists() or (root / ROOT / "zarr.json").exists():
+        raise CacheCorruptError(
+            f"{path}: the file is missing; restore it with: "
+            f"dflash-cache verify --cache {root} --repair"
+        )
     raise ConfigError(
         f"{root} is no cache: it has no {SPEC}. Make one with: "
         f"dflash-cache extract --data D --target M --cache {root}"

@@ -39,6 +39,21 @@ def writer_lock(root: Path, flag: str = "--cache") -> Iterator[None]:
         os.close(descriptor)
 
 
+def is_being_written(root: Path) -> bool:
+    """Whether a live process holds the lock; leaves the lock as it is."""
+    try:
+        descriptor = os.open(root / LOCK, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def _holder() -> str:
     since = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     return json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": since})

@@ -11,8 +11,15 @@ from .arrays import group_metadata
 from .cache import Cache
 from .commits import record_of
 from .content import CacheContent
-from .durable import checked_line, fsync_path, parse_checked_line, remove_tree, write_atomically
-from .folder import LOG, ROOT, SPEC, STAGING
+from .durable import (
+    check_fingerprint,
+    checked_line,
+    fsync_path,
+    parse_checked_line,
+    remove_tree,
+    write_atomically,
+)
+from .folder import LOG, ROOT, SPEC, STAGING, read_identity
 from .segment import own_record
 
 REBUILT = "rebuilt"
@@ -34,11 +41,10 @@ def restore_spec(root: Path) -> None:
 
 def rebuild_log(root: Path) -> None:
     """Write the commit log again from the records that the segments carry."""
-    segments = []
-    for folder in sorted((root / ROOT / "segments").iterdir()):
-        if folder.name.isdecimal() and (segment := own_record(folder)) is not None:
-            segments.append(segment)  # else it counts as not committed
-    _write_log(root, segments)
+    folders = Cache(root, read_identity(root), {}).segment_folders()
+    records = [own_record(folder) for folder in folders]
+    # A segment whose own record is damaged too counts as not committed.
+    _write_log(root, [segment for segment in records if segment is not None])
 
 
 def _write_log(root: Path, segments: Collection[CommittedSegment]) -> None:
@@ -49,16 +55,16 @@ def _write_log(root: Path, segments: Collection[CommittedSegment]) -> None:
 def rewrite_content(cache: Cache, content: CacheContent, names: Collection[str]) -> None:
     """Write the files ``names`` of plan, ledger and target parts again, from ``content``.
 
-    ``CacheCorruptError`` if they do not come out as they were.
+    ``CacheCorruptError``, before anything is replaced, if they do not come out as they were.
     """
     fresh = cache.root / STAGING / REBUILT
     remove_tree(fresh)
     content.write(fresh)
     for name in sorted(names):
-        data = (fresh / name).read_bytes()
+        check_fingerprint(fresh, name, cache.fingerprints)
+    for name in sorted(names):
         (cache.root / name).parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(cache.root / name, data)
-        cache.read_file(name)
+        write_atomically(cache.root / name, (fresh / name).read_bytes())
     spec = (cache.root / SPEC).read_text(encoding="utf-8")
     write_atomically(cache.root / ROOT / "zarr.json", group_metadata({"spec": spec}))
     remove_tree(fresh)
@@ -75,8 +81,9 @@ def uncommit(cache: Cache, indices: Collection[int]) -> None:
     folder = cache.root / ROOT / "segments"
     staging = cache.root / STAGING
     staging.mkdir(exist_ok=True)
-    for segment in folder.iterdir():
-        if segment.name.isdecimal() and int(segment.name) not in cache.segments:
+    folder.mkdir(parents=True, exist_ok=True)
+    for segment in cache.segment_folders():
+        if int(segment.name) not in cache.segments:
             remove_tree(staging / segment.name)
             segment.rename(staging / segment.name)
     fsync_path(folder)

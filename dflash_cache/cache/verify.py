@@ -12,7 +12,7 @@ from .cache import Cache
 from .commits import CommitLog
 from .durable import Fingerprints, check_fingerprint
 from .folder import LEDGER, LOG, ROOT, SPEC, STAGING, read_identity
-from .lock import LOCK
+from .lock import LOCK, is_being_written
 from .segment import SHARD_KEY, segment_attributes
 
 # The lock is no data: it names the last holder.
@@ -29,11 +29,11 @@ class Fault:
     rows: tuple[int, ...] = ()
 
 
-def verify_cache(root: Path) -> list[Fault]:
+def verify_cache(root: Path, *, alone: bool = False) -> list[Fault]:
     """All faults of the cache at ``root``; an empty list means every byte is as it was written.
 
     A damaged ``spec.json`` or commit log is the only fault reported: it says what the rest is.
-    ``ConfigError`` if ``root`` is no cache.
+    ``ConfigError`` if ``root`` is no cache. Who holds the writer lock is ``alone``.
     """
     for name, read in ((SPEC, read_identity), (LOG, lambda root: CommitLog(root / LOG).read())):
         try:
@@ -42,7 +42,11 @@ def verify_cache(root: Path) -> list[Fault]:
             return [Fault(path=str(root / name), problem=str(error))]
     cache = Cache.open(root)
     rows = _rows_by_segment(cache)
-    faults = [*_file_faults(root, cache.fingerprints), *_log_faults(cache), *_root_faults(root)]
+    faults = [
+        *_file_faults(root, cache.fingerprints),
+        *_log_faults(cache, alone),
+        *_root_faults(root),
+    ]
     for index, segment in sorted(cache.segments.items()):
         faults += _segment_faults(cache, segment, rows.get(index, ()))
     return faults + list(_foreign(root, cache))
@@ -69,13 +73,15 @@ def _file_faults(
             yield Fault(path=path, problem=str(error), segment=segment, rows=rows)
 
 
-def _log_faults(cache: Cache) -> Iterator[Fault]:
+def _log_faults(cache: Cache, alone: bool) -> Iterator[Fault]:
     log = cache.root / LOG
     if log.exists() and not log.read_bytes().endswith(b"\n"):
         problem = f"{log}: the last line is cut short, its segment is not committed"
         yield Fault(path=str(log), problem=problem)
-    for folder in sorted((cache.root / ROOT / "segments").iterdir()):
-        if folder.name.isdecimal() and int(folder.name) not in cache.segments:
+    if not alone and is_being_written(cache.root):
+        return  # a segment may be in place just before its line is
+    for folder in cache.segment_folders():
+        if int(folder.name) not in cache.segments:
             problem = f"{log}: has no line for {folder}, which is in place"
             yield Fault(path=str(log), problem=problem)
 
@@ -120,10 +126,8 @@ def _foreign(root: Path, cache: Cache) -> Iterator[Fault]:
         folder = cache.segment_folder(index)
         known |= {folder / name for name in segment.files} | {folder / "zarr.json"}
     top_level = [path for path in root.iterdir() if path.name not in _TOP_LEVEL]
-    segments = root / ROOT / "segments"
-    unlogged = {p for p in segments.iterdir() if p.name.isdecimal()} - {
-        cache.segment_folder(index) for index in cache.segments
-    }
+    logged = {cache.segment_folder(index) for index in cache.segments}
+    unlogged = set(cache.segment_folders()) - logged
     below = [
         path
         for path in (root / ROOT).rglob("*")

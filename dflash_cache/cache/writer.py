@@ -29,8 +29,9 @@ class CacheWriter:
         self._staging.mkdir()
         log.cut_unterminated_line()
         cache.segments = log.read()
-        for folder in sorted(self._segments.iterdir()):
-            if folder.name.isdecimal() and int(folder.name) not in cache.segments:
+        self._segments.mkdir(exist_ok=True)
+        for folder in cache.segment_folders():
+            if int(folder.name) not in cache.segments:
                 self._adopt(folder)
 
     def segment(self, plan: SegmentPlan) -> SegmentWriter:

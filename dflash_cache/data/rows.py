@@ -45,6 +45,8 @@ class TokenRows:
             dataset = _choose_split(dataset, split, path)
         elif split is not None:
             raise ConfigError(f"--split {split}: {path} has no splits")
+        if not dataset.num_rows:
+            raise DataError(f"--data {path}: the dataset is empty")
         # save_to_disk writes a shuffled or selected dataset in its new order.
         return cls(dataset.data.table, limit)
 
@@ -87,7 +89,9 @@ def _read_files(path: Path) -> pa.Table:
         )
     kind = kinds.pop()
     if kind == ".arrow":
-        return pa.concat_tables([_map_arrow(file) for file in files])
+        return _join(path, [_map_arrow(file) for file in files])
+    if not any(file.stat().st_size for file in files):
+        raise DataError(f"--data {path}: the dataset is empty")
     names = [str(file) for file in files]
     # datasets converts once to Arrow files in its own folder and maps those.
     try:
@@ -95,6 +99,13 @@ def _read_files(path: Path) -> pa.Table:
     except (datasets.exceptions.DatasetGenerationError, pa.ArrowInvalid) as error:
         cause = error.__cause__ or error
         raise DataError(f"{path} cannot be read: {cause}. Write it again") from error
+
+
+def _join(path: Path, tables: list[pa.Table]) -> pa.Table:
+    try:
+        return pa.concat_tables(tables)
+    except pa.ArrowInvalid as error:
+        raise DataError(f"--data {path}: its files differ in their columns: {error}") from error
 
 
 def _map_arrow(file: Path) -> pa.Table:

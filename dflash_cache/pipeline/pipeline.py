@@ -6,7 +6,7 @@ import time
 import traceback
 from collections.abc import Callable, Hashable, Iterable
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, NoReturn, Protocol, Self, TypeVar
 
 from .arrivals import Arrivals
 from .channel import Cancelled, Channel
@@ -45,6 +45,8 @@ class Pipeline:
         self._errors: list[BaseException] = []
         self._lock = threading.Lock()
         self._cancelled = False
+        self._running: set[threading.Thread] = set()
+        self._ended = threading.Condition()
 
     def channel(self, name: str, capacity: int) -> Channel[T]:
         return self._register(Channel(name, capacity))
@@ -97,13 +99,21 @@ class Pipeline:
                     self.statistics[stage].add(statistics)
                 for channel in into:
                     channel.remove_producer()
+                with self._ended:
+                    self._running.discard(threading.current_thread())
+                    self._ended.notify_all()
 
         name = f"{self.name}/{stage}"
         self._threads.append(threading.Thread(target=run, name=name, daemon=False))
 
     def start(self) -> None:
         for thread in self._threads:
-            thread.start()
+            self._running.add(thread)
+            try:
+                thread.start()
+            except RuntimeError:  # the system has no more threads: this one never ran
+                self._running.discard(thread)
+                raise
 
     def cancel(self, cause: BaseException | None = None) -> None:
         """Ask every stage to stop at its next border."""
@@ -146,14 +156,23 @@ class Pipeline:
                 raise first
 
     def _join(self, *, deadline: float | None = None) -> None:
+        """Wait until no stage runs.
+
+        Stages say themselves that they have ended: ``Thread.join`` interrupted by a signal takes a
+        running thread for a finished one (seen on Python 3.11).
+        """
+        remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
+        with self._ended:
+            if not self._ended.wait_for(lambda: not self._running, remaining):
+                self._raise_stuck(next(iter(self._running)))
         for thread in self._threads:
-            if thread.ident is None:
-                continue
-            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
-            if thread.is_alive():
-                frame = sys._current_frames().get(thread.ident)
-                stack = "".join(traceback.format_stack(frame)) if frame else "(no stack)\n"
-                raise StageStuckError(
-                    f"stage {thread.name!r} did not stop within {self._stop_timeout_s:g} s; "
-                    f"it stands at:\n{stack}"
-                ) from (self._errors[0] if self._errors else None)
+            if thread.ident is not None:
+                thread.join()
+
+    def _raise_stuck(self, thread: threading.Thread) -> NoReturn:
+        frame = sys._current_frames().get(thread.ident or 0)
+        stack = "".join(traceback.format_stack(frame)) if frame else "(no stack)\n"
+        raise StageStuckError(
+            f"stage {thread.name!r} did not stop within {self._stop_timeout_s:g} s; "
+            f"it stands at:\n{stack}"
+        ) from (self._errors[0] if self._errors else None)

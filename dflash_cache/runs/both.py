@@ -7,6 +7,7 @@ import numpy as np
 
 from dflash_cache.cache import writer_lock
 from dflash_cache.config import BothConfig, EvaluateConfig
+from dflash_cache.errors import ConfigError
 from dflash_cache.target import mask_token_of
 from dflash_cache.train import LiveSource, SegmentSource, held_out_rows
 
@@ -15,6 +16,7 @@ from .evaluate import evaluate, require_dense
 from .extract import extract_report, extracting
 from .preparation import Preparation, prepare
 from .progress import OnProgress, ignore
+from .prompts import num_prompt_tokens
 from .train import EXPORT, TrainingRun, choose_mask_token, require_same_run, train
 
 TRAINING_STAGES = {"prefetch", "pack", "train"}
@@ -77,9 +79,14 @@ def _check_training(config: BothConfig, preparation: Preparation) -> None:
     choose_mask_token(config.train, offered, vocab_size, shape.reserved_token_ids)
     single_device(config.train.device)
     require_same_run(config.train, preparation.spec)
+    held_out = held_out_rows(np.asarray(preparation.survey.row_ids), config.train.holdout)
     if config.evaluate:
         require_dense(config.extract.target, hybrid=shape.hybrid)
-    held_out_rows(np.asarray(preparation.survey.row_ids), config.train.holdout)
+        num_prompt_tokens(
+            _evaluation(config), shape.max_position_embeddings, config.train.block_size
+        )
+        if not len(held_out):
+            raise ConfigError("--evaluate needs held-out rows; see --holdout")
 
 
 def _evaluation(config: BothConfig) -> EvaluateConfig:
@@ -92,5 +99,6 @@ def _evaluation(config: BothConfig) -> EvaluateConfig:
         revision=extract.revision,
         trust_remote_code=extract.trust_remote_code,
         device=config.train.device,
+        dtype=extract.dtype,
         untrained=True,
     )

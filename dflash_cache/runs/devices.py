@@ -32,6 +32,8 @@ def check_device(flag: str, name: str) -> None:
         device = torch.device(name)
     except RuntimeError as error:
         raise ConfigError(f"{flag} {name}: no device name; use cpu or cuda:0") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"{flag} {name}: only cpu and cuda devices are supported")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
             f"{flag} {name}: this machine has {torch.cuda.device_count()} CUDA devices; use cpu"

@@ -34,8 +34,8 @@ def evaluate(config: EvaluateConfig, on_progress: OnProgress = ignore) -> dict[s
     """Decode prompts greedily by the target alone, with the drafter and with prompt lookup.
 
     Returns the report: acceptance_length (pooled: tokens over verify steps), lossless (share of
-    outputs equal to the target's own), speedup, prompts, tokens, prompt_lookup, and untrained on
-    request.
+    outputs equal to the target's own), speedup, prompts, held_out (whether the training data is
+    known not to hold them), tokens, prompt_lookup, and untrained on request.
     """
     drafter_config = DrafterConfig.load(config.drafter)
     training = load_training(config.drafter)
@@ -48,7 +48,7 @@ def evaluate(config: EvaluateConfig, on_progress: OnProgress = ignore) -> dict[s
     target = Target.load(
         folder, dtype=dtype, device=device, trust_remote_code=config.trust_remote_code
     )
-    bench = _Bench(config, target, drafter_config, prompts, on_progress)
+    bench = _Bench(config, target, drafter_config, prompts.token_ids, on_progress)
     drafter = load_drafter(config.drafter, getattr(torch, dtype)).to(device)
     bench.warm_up(drafter)
     plain, plain_s = bench.run(None)
@@ -58,7 +58,8 @@ def evaluate(config: EvaluateConfig, on_progress: OnProgress = ignore) -> dict[s
         "acceptance_length": _acceptance_length(drafted),
         "lossless": sum(same) / len(same),
         "speedup": round(plain_s / drafted_s, 4),
-        "prompts": len(prompts),
+        "prompts": len(prompts.token_ids),
+        "held_out": prompts.held_out,
         "tokens": sum(len(each.tokens) for each in drafted),
     }
     kinds: dict[str, Callable[[], Proposer]] = {"prompt_lookup": PromptLookup}

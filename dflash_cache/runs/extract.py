@@ -16,6 +16,7 @@ from dflash_cache.cache import (
     writer_lock,
 )
 from dflash_cache.config import ExtractConfig, to_json
+from dflash_cache.errors import DataError
 from dflash_cache.pipeline import Pipeline, StageStatistics
 from dflash_cache.target import LayerCapture
 
@@ -63,9 +64,19 @@ def extracting(
                     pipeline, preparation, cache, CacheWriter(cache), captures, on_progress
                 )
                 yield cache, pipeline, extraction
+            _require_sequences(cache)
         finally:
             for capture in captures.values():
                 capture.close()
+
+
+def _require_sequences(cache: Cache) -> None:
+    if not any(segment.num_sequences for segment in cache.segments.values()):
+        row = cache.ledger[-1]
+        raise DataError(
+            f"{cache.root}: every row was left out, the last one, row {row.row_id}, for "
+            f"{row.reason} ({row.detail}); is the target whole, and --dtype right for it?"
+        )
 
 
 def _create(preparation: Preparation, captures: Mapping[str, LayerCapture]) -> Cache:

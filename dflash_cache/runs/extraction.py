@@ -86,8 +86,9 @@ class Extraction:
         """Staging for one batch each: [tokens, K, H]; pinned where a CUDA device copies into it."""
         preparation, spec = self._preparation, self._cache.spec
         longest = int(preparation.survey.lengths.max())
+        largest = max(segment.num_tokens for segment in preparation.plan)
         shape = (
-            max(preparation.config.batch_tokens, longest),
+            min(max(preparation.config.batch_tokens, longest), largest),
             len(spec.target_layer_ids),
             spec.hidden_size,
         )

@@ -103,13 +103,18 @@ def open_matching(preparation: Preparation) -> Cache | None:
     if not Cache.exists(root):
         return None
     cache = Cache.open(root)
+    require_matching(preparation, cache)
+    return cache
+
+
+def require_matching(preparation: Preparation, cache: Cache) -> None:
+    """``CacheMismatchError`` naming what differs, unless these settings made ``cache``."""
     require_same_identity(
         preparation.spec,
         cache.spec,
-        what=f"--cache {root} was made with other settings",
+        what=f"--cache {cache.root} was made with other settings",
         remedy="Use the settings that made it, or another --cache",
     )
-    return cache
 
 
 def _max_seq_len(config: ExtractConfig, shape: TargetShape) -> int:

@@ -1,6 +1,7 @@
 """Which prompts a drafter is evaluated on: never rows that it was trained on."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,35 +13,51 @@ from dflash_cache.drafter.config import DrafterConfig
 from dflash_cache.errors import ConfigError
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompts:
+    """Token ids to decode from, and whether the training data is known not to hold them."""
+
+    token_ids: list[list[int]]
+    held_out: bool
+
+
 def choose_prompts(
     config: EvaluateConfig, drafter: DrafterConfig, training: Mapping[str, Any]
-) -> list[list[int]]:
+) -> Prompts:
     """The tokens before the first supervised one, of the first usable rows.
 
-    ``training`` is what the export says of its making: of the dataset that it names only the
+    ``training`` is what the export says of its making: of the very dataset that it names only the
     held-out rows are taken. ``ConfigError`` if no row is left.
     """
-    num_tokens = drafter.max_position_embeddings - config.new_tokens - drafter.block_size
-    if num_tokens < 1:
-        raise ConfigError(
-            f"--new-tokens {config.new_tokens}: the target has only "
-            f"{drafter.max_position_embeddings} positions"
-        )
+    num_tokens = num_prompt_tokens(config, drafter.max_position_embeddings, drafter.block_size)
     rows, found = _survey(config, drafter, num_tokens, limit=None)
-    row_ids = found.row_ids
+    row_ids, held_out = found.row_ids, False
     if training:
         spec = CacheSpec.from_dict(training["cache"])
-        _, trained = _survey(config, drafter, num_tokens, limit=spec.limit)
-        if trained.fingerprint == spec.dataset_fingerprint:
-            row_ids = np.intersect1d(trained.row_ids, np.array(training["held_out_rows"], np.int64))
+        if spec.limit is not None:
+            _, found = _survey(config, drafter, num_tokens, limit=spec.limit)
+        held_out = found.fingerprint == spec.dataset_fingerprint
+        if held_out:
+            row_ids = np.intersect1d(found.row_ids, np.array(training["held_out_rows"], np.int64))
     if not len(row_ids):
         raise ConfigError(f"--data {config.data}: no held-out row to evaluate on; see --holdout")
-    prompts = []
+    token_ids = []
     for row in row_ids[: config.prompts].tolist():
         sequence = rows.sequence(row, num_tokens)
         first_supervised = int(sequence.loss_mask.argmax())
-        prompts.append(sequence.input_ids[: max(1, first_supervised)].tolist())
-    return prompts
+        token_ids.append(sequence.input_ids[: max(1, first_supervised)].tolist())
+    return Prompts(token_ids=token_ids, held_out=held_out)
+
+
+def num_prompt_tokens(config: EvaluateConfig, num_positions: int, block_size: int) -> int:
+    """The longest prompt that leaves room for new tokens and a block; ``ConfigError`` if none."""
+    num_tokens = num_positions - config.new_tokens - block_size
+    if num_tokens < 1:
+        raise ConfigError(
+            f"--new-tokens {config.new_tokens}: the target has only {num_positions} positions, and "
+            f"a block takes {block_size}"
+        )
+    return num_tokens
 
 
 def _survey(

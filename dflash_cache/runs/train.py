@@ -22,7 +22,7 @@ from dflash_cache.config import TrainConfig, flag_of, to_json
 from dflash_cache.drafter.config import DrafterConfig
 from dflash_cache.drafter.export import export_drafter
 from dflash_cache.drafter.model import DFlashDrafter
-from dflash_cache.errors import CacheMismatchError, ConfigError
+from dflash_cache.errors import CacheMismatchError, ConfigError, DataError
 from dflash_cache.pipeline import Pipeline, StageStatistics
 from dflash_cache.target import reserved_tokens
 from dflash_cache.train import (
@@ -84,12 +84,13 @@ class TrainingRun:
         num_steps = config.steps or self._order.num_steps(
             epochs=config.epochs, batch_size=config.batch_size, grad_accum=config.grad_accum
         )
-        claim_run(config, cache.spec)
+        require_same_run(config, cache.spec)
         parts = cache.target
         self.drafter_config = _drafter_config(config, cache.spec, parts)
         embedding = as_tensor(parts.embedding)
         head = embedding if parts.head is None else as_tensor(parts.head)
         step = DrafterStep(self._new_drafter(), embedding, head, config, num_steps)
+        claim_run(config, cache.spec)  # last: settings that fail must not claim the folder
         self._trainer = Trainer(step, config, num_steps)
         self._held_out_figures: dict[str, Any] = {}
 
@@ -217,13 +218,17 @@ def require_same_run(config: TrainConfig, spec: CacheSpec) -> None:
     """``CacheMismatchError`` if ``config.out`` holds a run from another cache or other settings."""
     path = config.out / RUN
     if path.exists():
-        record = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise DataError(
+                f"{path} is damaged ({error}); start anew with another --out"
+            ) from error
         _require_same_run(path, record, spec, _resumable_settings(config))
 
 
 def claim_run(config: TrainConfig, spec: CacheSpec) -> None:
-    """Note what the run in ``config.out`` is made from, or check a run found there."""
-    require_same_run(config, spec)
+    """Note what the run in ``config.out`` is made from."""
     config.out.mkdir(parents=True, exist_ok=True)
     record = {"cache": spec.as_dict(), "settings": _resumable_settings(config)}
     if not (config.out / RUN).exists():

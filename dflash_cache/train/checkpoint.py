@@ -1,6 +1,7 @@
 """Checkpoints that are whole or absent, found by number."""
 
 import json
+import re
 import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from dflash_cache.errors import TrainingError
 from .order import Position
 
 _UNFINISHED = ".writing-"
+_NAME = re.compile(r"step-\d{8}")
 WEIGHTS, OPTIMIZER, STATE = "model.safetensors", "optimizer.pt", "state.json"
 
 
@@ -58,7 +60,9 @@ class CheckpointStore:
         remove_tree(target)  # a torn one of the same step
         fresh.rename(target)
         fsync_path(self._folder)
-        for old in self._numbered()[self._keep :]:
+        # Higher numbers are torn ones that this run went back behind: they do not count.
+        until_now = [folder for folder in self._numbered() if folder.name <= target.name]
+        for old in until_now[self._keep :]:
             remove_tree(old)
 
     def latest(
@@ -89,8 +93,7 @@ class CheckpointStore:
 
     def _numbered(self) -> list[Path]:
         """Newest first."""
-        found = self._folder.glob("step-*")
-        return sorted(found, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
+        return sorted((p for p in self._folder.iterdir() if _NAME.fullmatch(p.name)), reverse=True)
 
 
 def _whole_record(folder: Path) -> dict[str, Any] | None:

@@ -56,7 +56,9 @@ class Trainer:
 
     @property
     def done(self) -> bool:
-        return self.state.step >= self.num_steps
+        """All steps are made, or all epochs are over: dropped rows make those shorter."""
+        epochs_over = not self._config.steps and self.state.position.epoch >= self._config.epochs
+        return self.state.step >= self.num_steps or epochs_over
 
     def run(self, batches: Iterable[TrainingBatch], on_step: OnStep) -> None:
         """Train until done. A stop of the pipeline is passed on after a checkpoint."""

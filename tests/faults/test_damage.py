@@ -3,11 +3,15 @@
 import random
 import shutil
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
+import datasets
 import pytest
+from transformers import AutoConfig
 
-from dflash_cache.cache import verify_cache
+from dflash_cache import demo
+from dflash_cache.cache import Cache, uncommit, verify_cache
 from dflash_cache.config import VerifyConfig
 from dflash_cache.errors import CacheCorruptError, CacheIncompleteError, DflashCacheError
 from dflash_cache.runs.extract import extract
@@ -171,10 +175,6 @@ def test_a_damaged_record_is_restored_without_extracting_again(
 
 
 def test_repair_gives_nothing_up_when_the_dataset_is_not_the_caches_any_more(tmp_path):
-    import datasets
-
-    from dflash_cache import demo
-
     rows = datasets.load_from_disk(str(demo.DATA)).select(range(30))
     rows.save_to_disk(tmp_path / "data")
     extract(extract_config(tmp_path, data=tmp_path / "data", limit=None))
@@ -186,6 +186,57 @@ def test_repair_gives_nothing_up_when_the_dataset_is_not_the_caches_any_more(tmp
     with pytest.raises(DflashCacheError, match="dataset_fingerprint"):
         verify(VerifyConfig(cache=tmp_path / "cache", repair=True))
     assert files_of(tmp_path / "cache") == before
+
+
+def test_a_moved_dataset_and_target_are_named_for_the_repair(tmp_path):
+    moved = tmp_path / "moved"
+    shutil.copytree(demo.DATA, tmp_path / "data")
+    shutil.copytree(demo.TARGET, tmp_path / "target")
+    where = {"data": tmp_path / "data", "target": str(tmp_path / "target")}
+    extract(extract_config(tmp_path, limit=24, **where))
+    moved.mkdir()
+    for name in ("data", "target"):
+        (tmp_path / name).rename(moved / name)
+    next((tmp_path / "cache").rglob("input_ids/c.0")).unlink()
+    config = VerifyConfig(cache=tmp_path / "cache", repair=True)
+    with pytest.raises(DflashCacheError, match=r"does not exist|neither a folder"):
+        verify(config)
+    report = verify(replace(config, data=moved / "data", target=str(moved / "target")))
+    assert report["bad"] == []
+    assert report["missing"] == 0
+
+
+def test_a_repair_never_runs_a_targets_code_because_the_cache_says_so(tmp_path, monkeypatch):
+    extract(extract_config(tmp_path, limit=24, trust_remote_code=True))
+    next((tmp_path / "cache").rglob("input_ids/c.0")).unlink()
+    trusted = []
+    original = AutoConfig.from_pretrained
+
+    def watched(*arguments, **keywords):
+        trusted.append(keywords.get("trust_remote_code"))
+        return original(*arguments, **keywords)
+
+    monkeypatch.setattr(AutoConfig, "from_pretrained", watched)
+    assert verify(VerifyConfig(cache=tmp_path / "cache", repair=True))["bad"] == []
+    assert set(trusted) == {False}
+
+
+@pytest.mark.parametrize("folder", ["cache.zarr/segments", "cache.zarr/plan", "cache.zarr/target"])
+def test_a_missing_folder_is_found_and_made_again(folder, cache, pristine):
+    shutil.rmtree(cache / folder)
+    assert verify_cache(cache)
+    report = verify(VerifyConfig(cache=cache, repair=True))
+    assert report["bad"] == []
+    assert report["missing"] == 0
+    assert_equal_to(pristine, cache)
+
+
+def test_what_a_stopped_repair_left_is_shown_as_missing_and_finished(cache, pristine):
+    uncommit(Cache.open(cache), [1, 2])
+    report = verify(VerifyConfig(cache=cache))
+    assert (report["missing"], report["bad"]) == (2, [])
+    assert verify(VerifyConfig(cache=cache, repair=True))["missing"] == 0
+    assert_equal_to(pristine, cache)
 
 
 @pytest.mark.parametrize("name", ["commits.log", "spec.json"])

@@ -35,7 +35,9 @@ def config(export, **changes) -> EvaluateConfig:
 
 def prompts(export, **changes):
     settings = config(export, **changes)
-    return choose_prompts(settings, DrafterConfig.load(export), load_training(export))
+    chosen = choose_prompts(settings, DrafterConfig.load(export), load_training(export))
+    assert chosen.held_out == (settings.data == demo.DATA)
+    return chosen.token_ids
 
 
 def prompt_of(rows: TokenRows, row: int) -> list[int]:

@@ -1,5 +1,7 @@
 import os
 import signal
+import threading
+import time
 
 import pytest
 
@@ -121,3 +123,33 @@ def test_a_signal_in_the_body_stops_the_stages_at_their_next_border():
     with pytest.raises(Interrupted):
         run_interrupted(signal.SIGINT, pipeline, body)
     assert saved == ["what was done"]
+
+
+def test_a_signal_while_a_stage_works_waits_for_the_stage_before_it_leaves():
+    """``Thread.join`` cut short by a signal would take the running stage for an ended one."""
+    steps = []
+    running = threading.Event()
+
+    def work():
+        running.set()
+        time.sleep(1.0)
+        steps.append("stage ended")
+
+    def interrupt():
+        running.wait()
+        time.sleep(0.2)  # the main thread is waiting for the stage by now
+        os.kill(os.getpid(), signal.SIGINT)
+
+    helper = threading.Thread(target=interrupt)
+
+    def run():
+        with stop_on_signals(), Pipeline("p") as pipeline:
+            pipeline.spawn("work", work)
+            pipeline.start()
+            helper.start()
+
+    with pytest.raises(Interrupted):
+        run()
+    steps.append("left")
+    helper.join()
+    assert steps == ["stage ended", "left"]

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from dflash_cache.errors import TrainingError
 from dflash_cache.train.checkpoint import CheckpointStore, TrainingState
 from dflash_cache.train.order import Position
 
@@ -66,3 +67,35 @@ def test_what_a_crash_left_half_written_is_cleared_and_never_read(tmp_path):
     store = CheckpointStore(tmp_path, keep=2)
     assert store.latest() is None
     assert list(tmp_path.iterdir()) == []
+
+
+def test_torn_checkpoints_of_later_steps_do_not_push_out_whole_ones(tmp_path):
+    store = CheckpointStore(tmp_path, keep=1)
+    save(store, 200)
+    save(store, 400)
+    (tmp_path / "step-00000400" / "optimizer.pt").unlink()
+    save(store, 201)
+    with pytest.warns(UserWarning, match="step-00000400"):
+        found, _, _ = store.latest()
+    assert found.step == 201
+
+
+def test_when_all_checkpoints_are_torn_nothing_starts_over(tmp_path):
+    store = CheckpointStore(tmp_path, keep=2)
+    save(store, 1)
+    (tmp_path / "step-00000001" / "model.safetensors").unlink()
+    with (
+        pytest.warns(UserWarning, match="damaged"),
+        pytest.raises(TrainingError, match="another --out"),
+    ):
+        store.latest()
+
+
+def test_folders_of_other_names_are_no_checkpoints(tmp_path):
+    store = CheckpointStore(tmp_path, keep=1)
+    save(store, 1)
+    (tmp_path / "step-best").mkdir()
+    (tmp_path / "step-00000001.bak").mkdir()
+    save(store, 2)
+    assert store.latest()[0].step == 2
+    assert (tmp_path / "step-best").exists()
