@@ -14,13 +14,18 @@ from .render import figures_table, stages_table
 Report = Mapping[str, Any]
 
 
-def plan_tables(report: Report, codec: str) -> list[Table]:
+def _rows_and_tokens(report: Report) -> dict[str, str]:
     dropped = ", ".join(f"{rows} {reason}" for reason, rows in report["dropped"].items())
-    rows = {
+    return {
         "sequences": f"{report['sequences']:,}",
         "tokens": f"{report['tokens']:,}",
         "rows left out": dropped or "none",
         "rows truncated": f"{report['truncated']:,}",
+    }
+
+
+def plan_tables(report: Report, codec: str) -> list[Table]:
+    rows = _rows_and_tokens(report) | {
         "segments": f"{report['segments']:,}",
         "target batches": f"{report['batches']:,}, {report['padding']:.1%} padding",
     }
@@ -32,12 +37,7 @@ def plan_tables(report: Report, codec: str) -> list[Table]:
 
 
 def extract_tables(report: Report) -> list[Table]:
-    dropped = ", ".join(f"{rows} {reason}" for reason, rows in report["dropped"].items())
-    rows = {
-        "sequences": f"{report['sequences']:,}",
-        "tokens": f"{report['tokens']:,}",
-        "rows left out": dropped or "none",
-        "rows truncated": f"{report['truncated']:,}",
+    rows = _rows_and_tokens(report) | {
         "hidden states": shown_bytes(report["bytes_raw"]),
         "on disk": shown_bytes(report["bytes_stored"]),
         "time": f"{report['wall_s']:.1f} s",

@@ -1,6 +1,7 @@
 """A drafter on disk in the layout that z-lab's package, vLLM and SGLang load."""
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,19 +19,31 @@ WEIGHTS, CONFIG, TRAINING = "model.safetensors", "config.json", "training.json"
 
 
 def export_drafter(drafter: DFlashDrafter, folder: Path, training: Mapping[str, Any]) -> None:
-    """Write ``config.json``, bfloat16 weights and ``training.json``, then load them again.
+    """Write ``config.json``, bfloat16 weights and ``training.json``, and load them again.
 
-    ``training`` says what the drafter was made from; serving engines ignore it.
+    ``training`` says what the drafter was made from; serving engines ignore it. The files are
+    written aside and take the place of an earlier export whole. ``DataError`` if ``folder`` holds
+    anything else.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    ours = {WEIGHTS, CONFIG, TRAINING}
+    foreign = {path.name for path in folder.iterdir()} - ours if folder.exists() else set()
+    if foreign:
+        raise DataError(f"{folder} holds other things ({', '.join(sorted(foreign))}); move them")
+    fresh = folder.with_name(f".{folder.name}-writing")
+    if fresh.exists():
+        shutil.rmtree(fresh)
+    fresh.mkdir(parents=True)
     weights = {
         name: tensor.detach().to("cpu", torch.bfloat16).contiguous()
         for name, tensor in drafter.state_dict().items()
     }
-    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
-    _write_json(folder / CONFIG, drafter.config.to_json("bfloat16"))
-    _write_json(folder / TRAINING, training)
-    load_drafter(folder)
+    save_file(weights, fresh / WEIGHTS, metadata={"format": "pt"})
+    _write_json(fresh / CONFIG, drafter.config.to_json("bfloat16"))
+    _write_json(fresh / TRAINING, training)
+    load_drafter(fresh)
+    if folder.exists():
+        shutil.rmtree(folder)
+    fresh.rename(folder)
 
 
 def load_drafter(folder: Path, dtype: torch.dtype = torch.float32) -> DFlashDrafter:

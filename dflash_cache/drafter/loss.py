@@ -96,12 +96,6 @@ class BlockAccuracy:
         self.accepted += float(correct[:, 1:].cumprod(1).sum())
         self.blocks += len(correct)
 
-    def merge(self, other: "BlockAccuracy") -> None:
-        self.correct += other.correct
-        self.supervised += other.supervised
-        self.accepted += other.accepted
-        self.blocks += other.blocks
-
     @property
     def block_acceptance_length(self) -> float:
         """Mean over blocks of (leading correct slots) + 1, the bonus token; 0.0 without blocks."""

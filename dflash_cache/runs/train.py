@@ -110,7 +110,7 @@ class TrainingRun:
             if batches is not None:
                 trainer.run(batches, self._progress(on_progress))
                 batches.abort()
-            self._finish(source)
+            self._finish(source, pipeline.check)
 
         pipeline.spawn("train", work)
 
@@ -132,11 +132,16 @@ class TrainingRun:
 
         return on_step
 
-    def _finish(self, source: SegmentSource) -> None:
+    def _finish(self, source: SegmentSource, check: Callable[[], None]) -> None:
         """Measure on the held-out rows and export, once training is done."""
         config = self.config
         accuracy = measure_held_out(
-            self._trainer.step, source, self._held_out_segments, config.batch_size, config.anchors
+            self._trainer.step,
+            source,
+            self._held_out_segments,
+            config.batch_size,
+            config.anchors,
+            check,
         )
         self._held_out_figures = {
             "block_acceptance_length": round(accuracy.block_acceptance_length, 6),

@@ -1,7 +1,7 @@
 """One drafter in training: forward, loss, backward, step."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -149,14 +149,11 @@ class DrafterStep:
         return loss, supervised
 
     @torch.no_grad()
-    def accuracy(self, batches: Sequence[DraftBatch]) -> BlockAccuracy:
-        """Teacher-forced accuracy over ``batches``."""
-        accuracy = BlockAccuracy.zero(self.drafter.config.block_size)
-        for batch in batches:
-            if len(batch.anchors):
-                loss, supervised = self.forward(batch)
-                accuracy.add(loss.correct, supervised)
-        return accuracy
+    def add_accuracy(self, batch: DraftBatch, accuracy: BlockAccuracy) -> None:
+        """Count ``batch`` in the teacher-forced ``accuracy``."""
+        if len(batch.anchors):
+            loss, supervised = self.forward(batch)
+            accuracy.add(loss.correct, supervised)
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Weights, and the states of optimizer and schedule."""

@@ -1,11 +1,13 @@
 """The training loop: batches in, steps, metrics and checkpoints out."""
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from dflash_cache.cache import write_atomically
 from dflash_cache.config import TrainConfig
 from dflash_cache.pipeline import Cancelled
 from dflash_cache.types import DraftBatch
@@ -26,13 +28,21 @@ class Metrics:
     def __init__(self, path: Path, last_step: int) -> None:
         self._path = path
         if path.exists():
-            lines = [line for line in path.read_text().splitlines() if line.endswith("}")]
-            kept = [line for line in lines if json.loads(line)["step"] <= last_step]
-            path.write_text("".join(line + "\n" for line in kept))
+            lines = path.read_text(encoding="utf-8").splitlines()
+            kept = [line for line in lines if _step_of(line) <= last_step]
+            write_atomically(path, "".join(f"{line}\n" for line in kept).encode())
 
     def log(self, **figures: Any) -> None:
         with self._path.open("a") as file:
             file.write(json.dumps(figures) + "\n")
+
+
+def _step_of(line: str) -> float:
+    """The step that ``line`` is about; beyond all steps for a line that was cut or altered."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
 
 
 class Trainer:

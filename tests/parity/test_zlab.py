@@ -43,9 +43,9 @@ def export(tmp_path_factory):
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_export_loads_with_no_missing_or_unexpected_key(kind, tmp_path):
     ours = DFlashDrafter(drafter_config(KINDS[kind]))
-    export_drafter(ours, tmp_path, {})
+    export_drafter(ours, tmp_path / "export", {})
     theirs, report = zlab.DFlashDraftModel.from_pretrained(
-        tmp_path, output_loading_info=True, dtype=torch.float32
+        tmp_path / "export", output_loading_info=True, dtype=torch.float32
     )
     assert not any(report[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert theirs.block_size == 4
@@ -57,9 +57,9 @@ def test_an_export_loads_with_no_missing_or_unexpected_key(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_block_gives_the_same_hidden_states(kind, tmp_path):
-    export_drafter(DFlashDrafter(drafter_config(KINDS[kind])), tmp_path, {})
-    ours = load_drafter(tmp_path)
-    theirs = zlab.DFlashDraftModel.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    export_drafter(DFlashDrafter(drafter_config(KINDS[kind])), tmp_path / "export", {})
+    ours = load_drafter(tmp_path / "export")
+    theirs = zlab.DFlashDraftModel.from_pretrained(tmp_path / "export", dtype=torch.float32).eval()
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(9, 3, 32, generator=generator)
     block = torch.randn(4, 32, generator=generator)
