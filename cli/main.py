@@ -55,17 +55,15 @@ def main() -> None:
         with stop_on_signals():
             app()  # leaves by SystemExit, with 0 or with 2 for a usage error
         code = 0
-    except DflashCacheError as error:
-        sys.stderr.write(f"dflash-cache: {error}\n")
-        for note in getattr(error, "__notes__", ()):
-            sys.stderr.write(f"  {note}\n")
-        code = error.exit_code
+    except (DflashCacheError, OSError) as error:
+        remedy, code = "; mend this, and the same command continues", 1
+        if isinstance(error, DflashCacheError):
+            remedy, code = "", error.exit_code  # its message says what to do
+        lines = [f"dflash-cache: {error}{remedy}", *getattr(error, "__notes__", ())]
+        sys.stderr.write("\n  ".join(lines) + "\n")
     except Interrupted as stop:
         sys.stderr.write(f"dflash-cache: stopped by {stop}; the same command continues\n")
         code = stop.exit_code
-    except OSError as error:
-        sys.stderr.write(f"dflash-cache: {error}; mend this, and the same command continues\n")
-        code = 1
     except StageStuckError as error:
         cause = f"stopped by: {error.__cause__!r}\n" if error.__cause__ else ""
         sys.stderr.write(f"dflash-cache: {error}\n{cause}")
