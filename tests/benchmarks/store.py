@@ -95,11 +95,13 @@ def interleaved(
     """Median seconds of each way; each runs once a round, in a fresh folder."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     names = list(ways)
-    for number in range(rounds):
+    for number in range(rounds + 1):
         turn = number % len(names)  # no way always follows the same one
         for name in names[turn:] + names[:turn]:
             folder = Path(tempfile.mkdtemp(dir=root))
-            seconds[name].append(timed(lambda way=ways[name], folder=folder: way(folder)))
+            way_s = timed(lambda way=ways[name], folder=folder: way(folder))
+            if number:  # the first round warms up
+                seconds[name].append(way_s)
             shutil.rmtree(folder)
     return {name: statistics.median(values) for name, values in seconds.items()}
 
