@@ -7,7 +7,7 @@ from dflash_cache.config import BothConfig
 
 from .options import with_options
 
-_CHOOSES_DATA = {"data", "target", "cache", "out"}
+_CHOOSES_DATA = {"data", "target"}
 
 
 def _preset(given: Mapping[str, Any]) -> Mapping[str, Any]:

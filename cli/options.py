@@ -31,7 +31,7 @@ def with_options(
                 name: value for name, value in flags.items() if value is not None and value != []
             }
             given |= {name: _parse_list(name, given[name], hints[name]) for name in given}
-            from_file = load_toml(file) if file else {}
+            from_file = load_toml(file, config_type) if file else {}
             below = preset(from_file | given) if preset else {}
             run(build(config_type, below, from_file, given), as_json)
 

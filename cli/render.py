@@ -86,12 +86,14 @@ def figures_table(title: str, rows: Mapping[str, str]) -> Table:
     return table
 
 
-def stages_table(stages: Mapping[str, Mapping[str, float]]) -> Table:
-    """Seconds of each stage, and which one the others wait for."""
-    table = Table(title="Stages [s]", title_justify="left")
+def stages_tables(phase: str, stages: Mapping[str, Mapping[str, float]]) -> list[Table]:
+    """Seconds of each stage, and which one the others wait for; none where nothing ran."""
+    if not stages:
+        return []
+    table = Table(title=f"Stages of {phase}, seconds", title_justify="left")
     for heading in ("stage", "busy", "starved (no input)", "blocked (no room)"):
         table.add_column(heading, justify="left" if heading == "stage" else "right")
     for name, seconds in stages.items():
         cells = (seconds["busy_s"], seconds["starved_s"], seconds["blocked_s"])
         table.add_row(name, *(f"{cell:.1f}" for cell in cells))
-    return table
+    return [table]

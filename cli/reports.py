@@ -9,7 +9,7 @@ from rich.table import Table
 
 from dflash_cache.runs.plan import shown_bytes
 
-from .render import figures_table, stages_table
+from .render import figures_table, stages_tables
 
 Report = Mapping[str, Any]
 
@@ -42,7 +42,7 @@ def extract_tables(report: Report) -> list[Table]:
         "on disk": shown_bytes(report["bytes_stored"]),
         "time": f"{report['wall_s']:.1f} s",
     }
-    return [figures_table("Extracted", rows), stages_table(report["stages"])]
+    return [figures_table("Extracted", rows), *stages_tables("extraction", report["stages"])]
 
 
 def train_tables(report: Report) -> list[Table]:
@@ -56,7 +56,7 @@ def train_tables(report: Report) -> list[Table]:
         "time": f"{report['wall_s']:.1f} s",
         "drafter": escape(report["export"]),
     }
-    return [figures_table("Trained", rows), stages_table(report["stages"])]
+    return [figures_table("Trained", rows), *stages_tables("training", report["stages"])]
 
 
 def evaluate_tables(report: Report) -> list[Table]:
@@ -74,7 +74,7 @@ def evaluate_tables(report: Report) -> list[Table]:
         if name in report:
             table.add_row(name.replace("_", " "), f"{report[name]['acceptance_length']:.2f}", words)
     rows = {
-        "lossless": f"{report['lossless']:.4g} (share of outputs equal to the target's own)",
+        "lossless": f"{report['lossless']:.3f} (share of outputs equal to the target's own)",
         "speed-up": f"{report['speedup']:.2f} times, on this machine",
         "prompts": f"{report['prompts']}",
         "tokens": f"{report['tokens']:,}",
@@ -94,7 +94,7 @@ def verify_tables(report: Report, cache: Path) -> list[Table]:
         rows["next"] = escape(f"dflash-cache verify --cache {cache} --repair")
     faults = Table(title="Faults", title_justify="left")
     for heading in ("what", "segment", "rows"):
-        faults.add_column(heading)
+        faults.add_column(heading, overflow="fold")  # a path that is cut off helps nobody
     for fault in report["bad"]:
         segment = "" if fault["segment"] is None else str(fault["segment"])
         faults.add_row(escape(fault["problem"]), segment, " ".join(map(str, fault["rows"])))

@@ -6,7 +6,7 @@ A field's flag is its name with dashes. Values come from the defaults, then a TO
 import difflib
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -214,13 +214,17 @@ def build(config_type: type[C], *layers: Mapping[str, Any]) -> C:
     """
     values = {name: value for layer in layers for name, value in layer.items()}
     known = {item.name: hint for item, hint in options_of(config_type)}
-    for name in values:
+    _require_known(values, known)
+    coerced = {name: _coerce(name, value, known[name]) for name, value in values.items()}
+    return _construct(config_type, coerced)
+
+
+def _require_known(names: Iterable[str], known: Iterable[str], where: str = "") -> None:
+    for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(f"unknown setting {name!r}{hint}")
-    coerced = {name: _coerce(name, value, known[name]) for name, value in values.items()}
-    return _construct(config_type, coerced)
+            raise ConfigError(f"{where}unknown setting {name!r}{hint}")
 
 
 def _construct(config_type: type[C], values: Mapping[str, Any]) -> C:
@@ -262,15 +266,18 @@ def _name_of(kind: Any) -> str:
     return f"list of {get_args(kind)[0].__name__}" if get_origin(kind) is tuple else kind.__name__
 
 
-def load_toml(path: Path) -> dict[str, Any]:
-    """Settings from a TOML file, with dashes or underscores in the names."""
+def load_toml(path: Path, config_type: type) -> dict[str, Any]:
+    """Settings of ``config_type`` from a TOML file, with dashes or underscores in the names."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"--config {path} does not exist") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"--config {path}: {error}") from error
-    return {name.replace("-", "_"): value for name, value in content.items()}
+    settings = {name.replace("-", "_"): value for name, value in content.items()}
+    known = [item.name for item, _ in options_of(config_type)]
+    _require_known(settings, known, f"--config {path}, which holds one command's settings: ")
+    return settings
 
 
 def to_json(config: Any) -> str:

@@ -58,8 +58,9 @@ class Cache:
         return (root / SPEC).exists()
 
     @classmethod
-    def open(cls, root: Path) -> "Cache":
+    def open(cls, root: Path | str) -> "Cache":
         """Open ``root``; ``ConfigError`` if it is no cache, ``CacheCorruptError`` if damaged."""
+        root = Path(root)
         return cls(root, read_identity(root), CommitLog(root / LOG).read())
 
     @classmethod

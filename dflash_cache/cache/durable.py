@@ -83,7 +83,7 @@ def parse_checked_line(line: bytes, where: str) -> dict[str, Any]:
     if not line.endswith(b"\n") or checksum != b"%08x" % crc32c(body):
         raise CacheCorruptError(
             f"{where}: the record's checksum does not match its content; the file was altered "
-            "after it was written; mend it with: dflash-cache verify --cache CACHE --repair"
+            "after it was written; `dflash-cache verify --repair` mends it"
         )
     return dict(json.loads(body))
 

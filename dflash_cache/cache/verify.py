@@ -29,12 +29,13 @@ class Fault:
     rows: tuple[int, ...] = ()
 
 
-def verify_cache(root: Path, *, alone: bool = False) -> list[Fault]:
+def verify_cache(root: Path | str, *, alone: bool = False) -> list[Fault]:
     """All faults of the cache at ``root``; an empty list means every byte is as it was written.
 
     A damaged ``spec.json`` or commit log is the only fault reported: it says what the rest is.
     ``ConfigError`` if ``root`` is no cache. Who holds the writer lock is ``alone``.
     """
+    root = Path(root)
     for name, read in ((SPEC, read_identity), (LOG, lambda root: CommitLog(root / LOG).read())):
         try:
             read(root)

@@ -91,7 +91,8 @@ class Pipeline:
             except Cancelled:
                 pass
             except BaseException as error:  # noqa: BLE001  a thread's failure of any kind must reach the caller
-                error.add_note(f"raised in stage {stage!r} of pipeline {self.name!r}")
+                if not getattr(error, "__notes__", ()):  # else it came from another stage
+                    error.add_note(f"raised in stage {stage!r} of pipeline {self.name!r}")
                 self.cancel(error)
             finally:
                 end_stage(statistics)

@@ -119,7 +119,7 @@ class _Bench:
             self.num_decoded += 1
             total = len(self.prompts) * (4 if self.config.untrained else 3)
             self.on_progress(
-                Progress(phase="evaluate", done=self.num_decoded, total=total, unit="prompts")
+                Progress(phase="evaluate", done=self.num_decoded, total=total, unit="decodings")
             )
         capture.close()
         return decoded, wall_s

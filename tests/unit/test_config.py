@@ -218,26 +218,39 @@ def test_a_configuration_cannot_be_changed():
 def test_a_toml_file_has_names_with_dashes_or_underscores(tmp_path):
     path = tmp_path / "f.toml"
     path.write_text('segment-tokens = 4096\nbatch_tokens = 512\ndevices = ["cpu"]\n')
-    assert load_toml(path) == {"segment_tokens": 4096, "batch_tokens": 512, "devices": ["cpu"]}
+    assert load_toml(path, ExtractConfig) == {
+        "segment_tokens": 4096,
+        "batch_tokens": 512,
+        "devices": ["cpu"],
+    }
 
 
 def test_a_toml_file_that_does_not_exist_is_an_error(tmp_path):
     path = tmp_path / "none.toml"
-    assert message_of(lambda: load_toml(path)) == f"--config {path} does not exist"
+    assert message_of(lambda: load_toml(path, ExtractConfig)) == f"--config {path} does not exist"
 
 
 @pytest.mark.parametrize("content", [b"readers = \n", b"readers 3\n", b"\xff\xfe\x00"])
 def test_a_file_that_is_no_toml_is_an_error_that_names_it(tmp_path, content):
     path = tmp_path / "f.toml"
     path.write_bytes(content)
-    assert message_of(lambda: load_toml(path)).startswith(f"--config {path}: ")
+    assert message_of(lambda: load_toml(path, ExtractConfig)).startswith(f"--config {path}: ")
 
 
 def test_a_folder_given_as_a_toml_file_is_an_error(tmp_path):
-    assert message_of(lambda: load_toml(tmp_path)).startswith(f"--config {tmp_path}")
+    assert message_of(lambda: load_toml(tmp_path, ExtractConfig)).startswith(f"--config {tmp_path}")
 
 
 def test_a_saved_configuration_gives_the_same_one_again():
     config = extract(devices=["cpu"], target_layers=[1, 2], limit=7)
     assert build(ExtractConfig, json.loads(to_json(config))) == config
     assert to_json(config).endswith("}\n")
+
+
+def test_a_setting_of_another_command_is_named_with_its_file(tmp_path):
+    path = tmp_path / "both.toml"
+    path.write_text("segment-tokens = 4096\nlr = 0.1\n")
+    message = message_of(lambda: load_toml(path, ExtractConfig))
+    assert message.startswith(
+        f"--config {path}, which holds one command's settings: unknown setting 'lr'"
+    )

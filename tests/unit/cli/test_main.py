@@ -217,6 +217,6 @@ def test_version_names_the_package_and_what_results_depend_on(command):
 
 
 def test_both_with_some_of_its_data_named_is_not_the_demo(command):
-    code, _, err = command("both", "--cache", "c")
+    code, _, err = command("both", "--target", "t")
     assert code == 2
     assert err.startswith("dflash-cache: --data is missing: ")
