@@ -40,9 +40,10 @@ def _leave_no_thread_and_no_handler():
 
 
 @pytest.fixture
-def command(monkeypatch, capsys):
-    """``dflash-cache`` in this process: its exit code, stdout and stderr."""
+def command(monkeypatch, capsys, tmp_path):
+    """``dflash-cache`` in this process and an empty folder: its exit code, stdout and stderr."""
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)  # a command that wrongly runs must not write into the checkout
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["dflash-cache", *arguments])
