@@ -94,6 +94,13 @@ class DFlashDrafter(nn.Module):
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=config.initializer_range)
 
+    @classmethod
+    def fresh(cls, config: DrafterConfig, seed: int) -> "DFlashDrafter":
+        """Weights that depend on ``seed`` alone; torch's own generator is left as it is."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return cls(config)
+
     def context(self, features_TKH: torch.Tensor, positions: torch.Tensor) -> list[KeyValue]:
         """Each layer's keys and values of the context.
 

@@ -48,7 +48,8 @@ def evaluate(config: EvaluateConfig, on_progress: OnProgress = ignore) -> dict[s
     target = Target.load(
         folder, dtype=dtype, device=device, trust_remote_code=config.trust_remote_code
     )
-    bench = _Bench(config, target, drafter_config, prompts.token_ids, on_progress)
+    capture = LayerCapture(target, drafter_config.target_layer_ids)
+    bench = _Bench(config, capture, drafter_config.block_size, prompts.token_ids, on_progress)
     drafter = load_drafter(config.drafter, getattr(torch, dtype)).to(device)
     bench.warm_up(drafter)
     plain, plain_s = bench.run(None)
@@ -64,17 +65,11 @@ def evaluate(config: EvaluateConfig, on_progress: OnProgress = ignore) -> dict[s
     }
     kinds: dict[str, Callable[[], Proposer]] = {"prompt_lookup": PromptLookup}
     if config.untrained:
-        fresh = _untrained(drafter_config, config.seed).to(device, getattr(torch, dtype))
+        fresh = DFlashDrafter.fresh(drafter_config, config.seed).eval().to(drafter.fc.weight)
         kinds["untrained"] = lambda: bench.proposer(fresh)
     for name, make in kinds.items():
         report[name] = {"acceptance_length": _acceptance_length(bench.run(make)[0])}
     return report
-
-
-def _untrained(config: DrafterConfig, seed: int) -> DFlashDrafter:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return DFlashDrafter(config).eval()
 
 
 @dataclass(slots=True)
@@ -82,36 +77,34 @@ class _Bench:
     """Decodes all prompts in one way after another."""
 
     config: EvaluateConfig
-    target: Target
-    drafter_config: DrafterConfig
+    capture: LayerCapture
+    block_size: int
     prompts: Sequence[Sequence[int]]
     on_progress: OnProgress
     num_decoded: int = 0
 
     def proposer(self, drafter: DFlashDrafter) -> DrafterProposer:
-        return DrafterProposer(drafter, self.target.embedding, self.target.head)
+        target = self.capture.target
+        return DrafterProposer(drafter, target.embedding, target.head)
 
     def warm_up(self, drafter: DFlashDrafter) -> None:
         """Decode a few tokens untimed, so that no way of decoding pays for first calls."""
-        capture = LayerCapture(self.target, self.drafter_config.target_layer_ids)
         proposer = self.proposer(drafter)
-        decode(TargetDecoder(capture), self.prompts[0], proposer=proposer, new_tokens=4)
-        capture.close()
+        decode(TargetDecoder(self.capture), self.prompts[0], proposer=proposer, new_tokens=4)
 
     def run(self, make: Callable[[], Proposer] | None) -> tuple[list[Decoded], float]:
         """Decode every prompt; returns the outputs and the seconds spent decoding."""
-        stops = stop_token_ids(self.target.folder)
-        capture = LayerCapture(self.target, self.drafter_config.target_layer_ids)
+        stops = stop_token_ids(self.capture.target.folder)
         decoded, wall_s = [], 0.0
         for prompt in self.prompts:
             began = time.perf_counter()
             decoded.append(
                 decode(
-                    TargetDecoder(capture),
+                    TargetDecoder(self.capture),
                     prompt,
                     proposer=make() if make else None,
                     new_tokens=self.config.new_tokens,
-                    block_size=self.drafter_config.block_size,
+                    block_size=self.block_size,
                     stop_ids=stops,
                 )
             )
@@ -121,7 +114,6 @@ class _Bench:
             self.on_progress(
                 Progress(phase="evaluate", done=self.num_decoded, total=total, unit="decodings")
             )
-        capture.close()
         return decoded, wall_s
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from dflash_cache.cache import (
     Cache,
@@ -89,15 +88,11 @@ class TrainingRun:
         self.drafter_config = _drafter_config(config, cache.spec, parts)
         embedding = as_tensor(parts.embedding)
         head = embedding if parts.head is None else as_tensor(parts.head)
-        step = DrafterStep(self._new_drafter(), embedding, head, config, num_steps)
+        drafter = DFlashDrafter.fresh(self.drafter_config, config.seed)
+        step = DrafterStep(drafter, embedding, head, config, num_steps)
         claim_run(config, cache.spec)  # last: settings that fail must not claim the folder
         self._trainer = Trainer(step, config, num_steps)
         self._held_out_figures: dict[str, Any] = {}
-
-    def _new_drafter(self) -> DFlashDrafter:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.config.seed)
-            return DFlashDrafter(self.drafter_config)
 
     def spawn(self, pipeline: Pipeline, source: SegmentSource, on_progress: OnProgress) -> None:
         """Add phase two's stages, the training loop among them, to ``pipeline``."""
