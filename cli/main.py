@@ -12,7 +12,7 @@ import typer
 from dflash_cache.errors import DflashCacheError
 from dflash_cache.pipeline import Interrupted, StageStuckError, stop_on_signals
 
-from . import both, evaluate, extract, plan, train, verify
+from . import both, evaluate, extract, merge, plan, train, verify
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -27,6 +27,7 @@ for name, module in (
     ("both", both),
     ("evaluate", evaluate),
     ("verify", verify),
+    ("merge", merge),
 ):
     app.command(name)(module.command)
 

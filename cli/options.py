@@ -56,6 +56,16 @@ def _parameter(item: Any, hint: Any) -> inspect.Parameter:
     if item.default not in (MISSING, None, (), ""):
         text += f" [{item.default}]"
     flag = flag_of(item.name)
+    if item.metadata["argument"]:
+        shown = typer.Argument(help=escape(text), metavar=item.name.upper(), show_default=False)
+        several = get_origin(kind) is tuple
+        annotation: Any = list[str] | None if several else Union[kind, None]  # noqa: UP007
+        return inspect.Parameter(
+            item.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[annotation, shown],
+        )
     if kind is bool:
         return _keyword(item.name, bool | None, f"{flag}/--no-{flag[2:]}", text)
     if get_origin(kind) is tuple:

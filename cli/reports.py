@@ -1,7 +1,6 @@
 """Reports in a reader's words."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
@@ -32,7 +31,8 @@ def plan_tables(report: Report, codec: str) -> list[Table]:
     for name, size in report["bytes_estimated"].items():
         chosen = " (chosen)" if name == codec else ""
         rows[f"on disk with {name}"] = f"about {shown_bytes(size)}{chosen}"
-    rows["free"] = shown_bytes(report["free_bytes"])
+    free = report["free_bytes"]
+    rows["free"] = "no limit known" if free is None else shown_bytes(free)
     return [figures_table("Planned", rows)]
 
 
@@ -82,7 +82,7 @@ def evaluate_tables(report: Report) -> list[Table]:
     return [table, figures_table("Checked", rows)]
 
 
-def verify_tables(report: Report, cache: Path) -> list[Table]:
+def verify_tables(report: Report, cache: str) -> list[Table]:
     rows = {
         "segments": f"{report['segments']:,}",
         "chunks of hidden states": f"{report['chunks']:,}",
@@ -99,6 +99,18 @@ def verify_tables(report: Report, cache: Path) -> list[Table]:
         segment = "" if fault["segment"] is None else str(fault["segment"])
         faults.add_row(escape(fault["problem"]), segment, " ".join(map(str, fault["rows"])))
     return [figures_table("Verified", rows), *([faults] if report["bad"] else [])]
+
+
+def merge_tables(report: Report) -> list[Table]:
+    rows = {
+        "segments": f"{report['segments']:,}",
+        "segments not extracted yet": f"{report['missing']:,}",
+        "sequences": f"{report['sequences']:,}",
+        "tokens": f"{report['tokens']:,}",
+        "datasets": f"{report['parts']}",
+        "on disk": shown_bytes(report["bytes_stored"]),
+    }
+    return [figures_table("Merged", rows)]
 
 
 def both_tables(report: Report) -> list[Table]:

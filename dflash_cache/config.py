@@ -17,9 +17,17 @@ from .errors import ConfigError
 C = TypeVar("C")
 
 
-def option(default: Any = MISSING, *, help: str) -> Any:  # noqa: A002  the flag's help text
-    """A field of a configuration; without ``default`` the flag is required."""
-    return field(default=default, metadata={"help": help})
+def option(
+    default: Any = MISSING,
+    *,
+    help: str,  # noqa: A002  the flag's help text
+    argument: bool = False,
+) -> Any:
+    """A field of a configuration; without ``default`` it is required.
+
+    An ``argument`` stands on the command line without a flag.
+    """
+    return field(default=default, metadata={"help": help, "argument": argument})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +36,9 @@ class ExtractConfig:
 
     data: Path = option(help="Dataset: a save_to_disk folder, or .arrow, .parquet or .jsonl files.")
     target: str = option(help="Target model: a folder or a hub id.")
-    cache: Path = option(help="Cache folder; an unfinished one is resumed.")
+    cache: str = option(
+        help="Cache: a folder, or an address such as s3://bucket/prefix; resumed if unfinished."
+    )
     split: str | None = option(None, help="Split of a dataset dict.")
     limit: int | None = option(None, help="Use only the first rows [rows].")
     revision: str | None = option(None, help="Revision of a hub id.")
@@ -53,26 +63,39 @@ class ExtractConfig:
     readers: int = option(2, help="Threads that read rows.")
     writers: int = option(4, help="Threads that write segments.")
     plan_seed: int = option(0, help="Seed of the order of extraction.")
+    append: bool = option(False, help="Add the dataset's rows to a cache of other rows.")
+    share: str | None = option(
+        None, help="Extract a share of the segments: 2/3 is the second of three machines' [all]."
+    )
 
     def __post_init__(self) -> None:
         _require_positive(
             self, "segment_tokens", "batch_tokens", "readers", "writers", "limit", "max_seq_len"
         )
         _require_not_negative(self, "plan_seed")
+        _ = self.share_of_segments
+
+    @property
+    def share_of_segments(self) -> tuple[int, int]:
+        """(number, of how many), the number from 0."""
+        number, _, count = (self.share or "1/1").partition("/")
+        if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+            raise ConfigError(f"--share {self.share}: expected NUMBER/COUNT, such as 2/3")
+        return int(number) - 1, int(count)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanConfig(ExtractConfig):
     """The settings of an extraction, to size it before any work."""
 
-    cache: Path = option(Path(), help="Where the cache would be, for its free space.")
+    cache: str = option(".", help="Where the cache would be, for its free space.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
     """Phase two: train a drafter from a cache."""
 
-    cache: Path = option(help="Cache folder.")
+    cache: str = option(help="Cache: a folder, or an address such as s3://bucket/prefix.")
     out: Path = option(help="Run folder: checkpoints, metrics, export; a run in it is resumed.")
     device: str = option("", help="Training device [the last CUDA device, or cpu].")
     draft_layers: int = option(5, help="Layers of the drafter.")
@@ -111,7 +134,7 @@ class TrainConfig:
             "prefetch_depth", "clip_norm", "gamma",
         )  # fmt: skip
         _require_not_negative(self, "seed", "weight_decay")
-        if self.out.absolute() == self.cache.absolute():
+        if self.out.absolute() == Path(self.cache).absolute():
             raise ConfigError(f"--out {self.out}: the cache is there; name another folder")
         if self.block_size < 2:
             raise ConfigError(f"--block-size {self.block_size}: at least 2, an anchor and a token")
@@ -163,7 +186,7 @@ class BothConfig:
 class VerifyConfig:
     """Check every byte of a cache."""
 
-    cache: Path = option(help="Cache folder.")
+    cache: str = option(help="Cache: a folder, or an address such as s3://bucket/prefix.")
     repair: bool = option(False, help="Make again what is damaged, from dataset and target.")
     data: Path | None = option(None, help="Dataset, for a repair [where it was].")
     target: str | None = option(None, help="Target, for a repair [where it was].")
@@ -171,7 +194,23 @@ class VerifyConfig:
     trust_remote_code: bool = option(False, help="Allow the target's own Python code to run.")
 
 
-Config = ExtractConfig | PlanConfig | TrainConfig | EvaluateConfig | BothConfig | VerifyConfig
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MergeConfig:
+    """Make one cache of several."""
+
+    caches: tuple[str, ...] = option(help="The caches to merge.", argument=True)
+    into: str = option(help="Cache to make, or to extend.")
+
+
+Config = (
+    ExtractConfig
+    | PlanConfig
+    | TrainConfig
+    | EvaluateConfig
+    | BothConfig
+    | VerifyConfig
+    | MergeConfig
+)
 
 
 def _require_positive(config: Any, *names: str) -> None:

@@ -5,7 +5,6 @@ Axes in names: T tokens, N sequences, K context layers, H hidden size, S blocks,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -73,11 +72,10 @@ class CommittedSegment:
     index: int
     num_sequences: int
     num_tokens: int
-    chunk_tokens: int  # of hidden states in one inner Zarr chunk
+    num_chunks: int
     bytes_raw: int
     bytes_stored: int
-    files: Mapping[str, tuple[int, str]]  # path in the segment -> (size in bytes, XXH3-64)
-    chunk_crcs: tuple[int, ...]  # crc32c of each inner chunk as stored
+    record_digest: str  # of the segment's own record, which says what its files hold
     dropped: tuple[DroppedRow, ...] = ()
 
 

@@ -2,44 +2,52 @@
 
 from .cache import Cache
 from .codecs import CODECS
-from .content import CacheContent, TargetParts
-from .durable import (
-    file_fingerprint,
-    fsync_path,
-    fsync_tree,
-    remove_tree,
-    write_atomically,
-)
-from .estimate import estimate_bytes, free_bytes
-from .folder import LOG, ROOT, SPEC, require_free_folder
+from .content import PlannedPart, TargetParts
+from .durable import fsync_path, fsync_tree, remove_tree, write_atomically
+from .estimate import estimate_bytes
+from .fingerprints import file_fingerprint
+from .layout import ROOT, SPEC, TARGET
 from .lock import writer_lock
-from .repair import rebuild_log, restore_spec, rewrite_content, uncommit
+from .merge import merge_caches
+from .repair import rebuild_commits, restore_spec, rewrite_content, uncommit
 from .segment import SegmentWriter
-from .spec import CacheSpec, TargetIdentity, require_same_identity
+from .spec import (
+    CacheSpec,
+    DatasetPart,
+    TargetIdentity,
+    differences,
+    part_number,
+    require_same_identity,
+)
+from .storage import Storage, open_storage
 from .verify import Fault, verify_cache
 from .writer import CacheWriter
 
 __all__ = [
     "CODECS",
-    "LOG",
     "ROOT",
     "SPEC",
+    "TARGET",
     "Cache",
-    "CacheContent",
     "CacheSpec",
     "CacheWriter",
+    "DatasetPart",
     "Fault",
+    "PlannedPart",
     "SegmentWriter",
+    "Storage",
     "TargetIdentity",
     "TargetParts",
+    "differences",
     "estimate_bytes",
     "file_fingerprint",
-    "free_bytes",
     "fsync_path",
     "fsync_tree",
-    "rebuild_log",
+    "merge_caches",
+    "open_storage",
+    "part_number",
+    "rebuild_commits",
     "remove_tree",
-    "require_free_folder",
     "require_same_identity",
     "restore_spec",
     "rewrite_content",

@@ -6,13 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import zarr
 from zarr.codecs import Crc32cCodec
 
 from dflash_cache.errors import CacheCorruptError
 from dflash_cache.types import Array
 
-from .durable import Fingerprints, crc32c, read_fingerprinted
+from .durable import crc32c
+from .fingerprints import Fingerprints, read_fingerprinted
+from .storage import Storage
 
 CHUNK_BYTES = 4 << 20
 
@@ -35,13 +38,11 @@ def write_array(folder: Path, data: Array, *, logical_dtype: str | None = None) 
     ``logical_dtype`` is set as an attribute where Zarr has no name for the dtype, as for the
     bfloat16 bit patterns of a uint16 array.
     """
-    row_bytes = max(1, data.nbytes // max(1, len(data)))
-    rows = max(1, min(len(data), CHUNK_BYTES // row_bytes))
     array = zarr.create_array(
         store=folder,
         shape=data.shape,
         dtype=data.dtype,
-        chunks=(rows, *data.shape[1:]),
+        chunks=(_chunk_rows(data.shape, data.dtype), *data.shape[1:]),
         compressors=(Crc32cCodec(),),
         fill_value=0,
         chunk_key_encoding={"name": "default", "separator": "."},
@@ -51,18 +52,34 @@ def write_array(folder: Path, data: Array, *, logical_dtype: str | None = None) 
     array[...] = data
 
 
-def read_array(folder: Path, name: str, fingerprints: Fingerprints) -> Array:
-    """Read array ``folder/name``, every byte checked; ``CacheCorruptError`` names the file."""
-    metadata = json.loads(read_fingerprinted(folder, f"{name}/zarr.json", fingerprints))
-    shape = tuple(metadata["shape"])
-    rows = metadata["chunk_grid"]["configuration"]["chunk_shape"][0]
-    data = np.empty(shape, np.dtype(metadata["data_type"]))
+def _chunk_rows(shape: tuple[int, ...], dtype: npt.DTypeLike) -> int:
+    row_bytes = np.dtype(dtype).itemsize * math.prod(shape[1:])
+    return max(1, min(shape[0], CHUNK_BYTES // max(1, row_bytes)))
+
+
+def read_array(storage: Storage, name: str, fingerprints: Fingerprints) -> Array:
+    """Read array ``name``, every byte checked; ``CacheCorruptError`` names the file."""
+    key = f"{name}/zarr.json"
+    metadata = json.loads(read_fingerprinted(storage, key, fingerprints[key]))
+    shape, dtype = tuple(metadata["shape"]), metadata["data_type"]
+    return read_chunks(storage, name, fingerprints, shape, dtype)
+
+
+def read_chunks(
+    storage: Storage,
+    name: str,
+    fingerprints: Fingerprints,
+    shape: tuple[int, ...],
+    dtype: npt.DTypeLike,
+) -> Array:
+    """The values of array ``name`` of known shape, without a look at its metadata."""
+    rows, data = _chunk_rows(shape, dtype), np.empty(shape, dtype)
     for index in range(math.ceil(shape[0] / rows)):
-        key = ".".join(["c", str(index)] + ["0"] * (len(shape) - 1))
-        payload = read_fingerprinted(folder, f"{name}/{key}", fingerprints)
-        chunk = np.frombuffer(payload[:-4], data.dtype).reshape(rows, *shape[1:])
+        key = ".".join([f"{name}/c", str(index)] + ["0"] * (len(shape) - 1))
+        payload = read_fingerprinted(storage, key, fingerprints[key])
         if crc32c(payload[:-4]).to_bytes(4, "little") != payload[-4:]:
-            raise CacheCorruptError(f"{folder / name / key}: the chunk's checksum does not match")
+            raise CacheCorruptError(f"{storage.place(key)}: the chunk's checksum does not match")
+        chunk = np.frombuffer(payload[:-4], data.dtype).reshape(rows, *shape[1:])
         part = data[index * rows : (index + 1) * rows]
         part[...] = chunk[: len(part)]
     return data

@@ -1,14 +1,17 @@
-"""A cache folder: identity, plan, the target's frozen parts, and committed segments."""
+"""A cache: identity, plan, the target's frozen parts, and committed segments."""
 
 import json
-from collections.abc import Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dflash_cache.errors import CacheCorruptError, CacheIncompleteError
+from dflash_cache.errors import CacheCorruptError, CacheIncompleteError, ConfigError
 from dflash_cache.types import (
     Array,
     CommittedSegment,
@@ -18,21 +21,18 @@ from dflash_cache.types import (
     SegmentPlan,
 )
 
-from .arrays import read_array, write_group
-from .commits import CommitLog
-from .content import PLAN_ARRAYS, CacheContent, TargetParts
-from .durable import (
-    Fingerprints,
-    checked_line,
-    fingerprint_files,
-    fsync_tree,
-    read_fingerprinted,
-    remove_tree,
-    write_atomically,
-)
-from .folder import LEDGER, LOG, ROOT, SPEC, STAGING, read_identity, require_free_folder
-from .segment import read_segment, segment_name
+from .arrays import group_metadata, read_array
+from .content import PLAN_ARRAYS, PlannedPart, TargetParts
+from .durable import checked_line, fsync_tree, parse_checked_line
+from .fingerprints import Fingerprints, fingerprint_files, read_fingerprinted
+from .layout import LEDGERS, ROOT, SEGMENTS, SPEC, TARGET, ledger_name, plan_folder
+from .record import SegmentRecord
+from .segment import read_record, read_segment, rows_of_chunk
 from .spec import CacheSpec
+from .storage import Storage, open_storage
+
+RECORDS_IN_MEMORY = 1024
+Settings = Mapping[str, Any]
 
 
 class Cache:
@@ -40,61 +40,93 @@ class Cache:
 
     def __init__(
         self,
-        root: Path,
+        storage: Storage,
         identity: Mapping[str, Any],
         segments: dict[int, CommittedSegment],
     ) -> None:
         """``identity`` is the content of ``spec.json``."""
-        self.root = root
+        self.storage = storage
+        self._adopt_identity(identity)
+        self.segments = segments
+        self._record_of = lru_cache(RECORDS_IN_MEMORY)(partial(read_record, storage))
+
+    def _adopt_identity(self, identity: Mapping[str, Any]) -> None:
         self.spec = CacheSpec.from_dict(identity["spec"])
-        self.settings: Mapping[str, Any] = identity["settings"]
+        self.settings: Sequence[Settings] = identity["settings"]  # that made each part
         self.fingerprints: Fingerprints = {
             name: (size, digest) for name, (size, digest) in identity["files"].items()
         }
-        self.segments = segments
 
-    @staticmethod
-    def exists(root: Path) -> bool:
-        return (root / SPEC).exists()
+    @property
+    def address(self) -> str:
+        return self.storage.address
 
     @classmethod
-    def open(cls, root: Path | str) -> "Cache":
-        """Open ``root``; ``ConfigError`` if it is no cache, ``CacheCorruptError`` if damaged."""
-        root = Path(root)
-        return cls(root, read_identity(root), CommitLog(root / LOG).read())
+    def open(cls, place: Storage | str | Path) -> "Cache":
+        """Open a cache; ``ConfigError`` if there is none, ``CacheCorruptError`` if damaged."""
+        storage = open_storage(place) if isinstance(place, str | Path) else place
+        return cls(storage, read_identity(storage), storage.commits.read())
 
     @classmethod
     def create(
         cls,
-        root: Path,
+        storage: Storage,
         spec: CacheSpec,
-        settings: Mapping[str, Any],
-        content: CacheContent,
+        settings: Settings,
+        target: TargetParts,
+        part: PlannedPart,
     ) -> "Cache":
         """Lay out a new cache. It exists once ``spec.json``, written last, is in place.
 
         ``settings`` are those that made it, kept for ``verify --repair`` and for people.
         """
-        require_free_folder(root)
-        for leftover in root.glob(f".{SPEC}.*"):
-            leftover.unlink()
-        remove_tree(root / STAGING)
-        remove_tree(root / ROOT)  # of a creation that did not get to its end
-        staging = content.write(root / STAGING)
+        storage.require_free()
+        storage.clear()
+        staging = storage.staging()
+        target.write(staging)
+        part.write(staging, 0)
         files = fingerprint_files(staging)
-        line = checked_line({"spec": spec.as_dict(), "settings": settings, "files": files})
-        # The root group holds a copy, for readers without this program and for repair.
-        write_group(staging / ROOT, {"spec": line.decode()})
+        line = checked_line({"spec": spec.as_dict(), "settings": [settings], "files": files})
+        (staging / ROOT / "zarr.json").write_bytes(spec_copy(line))
         fsync_tree(staging)
-        (staging / ROOT).rename(root / ROOT)
-        (staging / LEDGER).rename(root / LEDGER)
-        write_atomically(root / SPEC, line)
-        return cls.open(root)
+        for name in (ROOT, LEDGERS):
+            storage.take(staging / name, name)
+        storage.write(SPEC, line)
+        return cls.open(storage)
+
+    def append(self, spec: CacheSpec, settings: Settings, part: PlannedPart) -> None:
+        """Add the last dataset part of ``spec``. Only the holder of the lock may."""
+        number, staging = len(self.spec.parts), self.storage.staging()
+        part.write(staging, number)
+        files = dict(self.fingerprints) | fingerprint_files(staging)
+        for name in sorted(files.keys() - self.fingerprints.keys()):
+            self.storage.write(name, (staging / name).read_bytes())
+        settings_of_all = [*self.settings, settings]
+        record = {"spec": spec.as_dict(), "settings": settings_of_all, "files": files}
+        line = checked_line(record)
+        self.storage.write(SPEC, line)
+        self.storage.write(f"{ROOT}/zarr.json", spec_copy(line))
+        self._adopt_identity(record)
 
     @property
     def plan(self) -> list[SegmentPlan]:
-        """All planned segments in plan order, committed or not."""
-        rows, lengths, counts = (self._read_array(f"plan/{name}") for name in PLAN_ARRAYS)
+        """All planned segments, committed or not; rows are numbered through all parts."""
+        segments: list[SegmentPlan] = []
+        for number, first_row in enumerate(self.spec.first_rows[:-1]):
+            first = len(segments)
+            segments += [
+                replace(plan, index=plan.index + first, row_ids=plan.row_ids + first_row)
+                for plan in self._part_plan(number)
+            ]
+        return segments
+
+    def part(self, number: int) -> PlannedPart:
+        """Plan and planned drops of one dataset part, by row numbers of its dataset."""
+        return PlannedPart(segments=self._part_plan(number), dropped=self._part_drops(number))
+
+    def _part_plan(self, number: int) -> list[SegmentPlan]:
+        folder = plan_folder(number)
+        rows, lengths, counts = (self._read_array(f"{folder}/{name}") for name in PLAN_ARRAYS)
         bounds = np.cumsum(counts)[:-1]
         pairs = zip(np.split(rows, bounds), np.split(lengths, bounds), strict=True)
         return [
@@ -102,40 +134,45 @@ class Cache:
             for index, (row_ids, tokens) in enumerate(pairs)
         ]
 
+    def _part_drops(self, number: int) -> list[DroppedRow]:
+        lines = self.read_file(ledger_name(number)).splitlines()
+        return [DroppedRow(**json.loads(line)) for line in lines]
+
     @property
     def target(self) -> TargetParts:
         """The target's embedding, head, final norm and configuration."""
-        attributes = json.loads(self.read_file(f"{ROOT}/target/zarr.json"))["attributes"]
+        attributes = json.loads(self.read_file(f"{TARGET}/zarr.json"))["attributes"]
         optional = {
-            name: self._read_array(f"target/{name}")
-            if f"{ROOT}/target/{name}/zarr.json" in self.fingerprints
+            name: self._read_array(f"{TARGET}/{name}")
+            if f"{TARGET}/{name}/zarr.json" in self.fingerprints
             else None
             for name in ("head", "norm")
         }
         return TargetParts(
             config=attributes["config"],
             mask_token_id=attributes["mask_token_id"],
-            embedding=self._read_array("target/embedding"),
+            embedding=self._read_array(f"{TARGET}/embedding"),
             **optional,
         )
 
     @property
     def ledger(self) -> list[DroppedRow]:
-        """Every row that was left out: by the plan, then by extraction."""
-        lines = self.read_file(LEDGER).splitlines()
-        planned = [DroppedRow(**json.loads(line)) for line in lines]
-        return planned + [
-            row for _, segment in sorted(self.segments.items()) for row in segment.dropped
-        ]
+        """Every row that was left out: by the plans, then by extraction."""
+        rows: list[DroppedRow] = []
+        for number, first_row in enumerate(self.spec.first_rows[:-1]):
+            rows += _numbered(self._part_drops(number), first_row)
+        for index, segment in sorted(self.segments.items()):
+            rows += _numbered(segment.dropped, self._first_row(index))
+        return rows
 
     def read_file(self, name: str) -> bytes:
         """One of the files beside the segments, checked."""
         with self._remedy():
-            return read_fingerprinted(self.root, name, self.fingerprints)
+            return read_fingerprinted(self.storage, name, self.fingerprints[name])
 
     def _read_array(self, name: str) -> Array:
         with self._remedy():
-            return read_array(self.root, f"{ROOT}/{name}", self.fingerprints)
+            return read_array(self.storage, name, self.fingerprints)
 
     @contextmanager
     def _remedy(self) -> Iterator[None]:
@@ -144,16 +181,16 @@ class Cache:
             yield
         except CacheCorruptError as error:
             raise CacheCorruptError(
-                f"{error}. Mend it with: dflash-cache verify --cache {self.root} --repair"
+                f"{error}. Mend it with: dflash-cache verify --cache {self.address} --repair"
             ) from error
 
-    def require_complete(self, num_planned: int) -> None:
+    def require_complete(self) -> None:
         """Raise ``CacheIncompleteError`` unless every planned segment is committed."""
-        if len(self.segments) < num_planned:
+        if len(self.segments) < self.spec.first_segments[-1]:
             raise CacheIncompleteError(
-                f"{self.root} holds {len(self.segments)} of {num_planned} segments; run the same "
-                "`dflash-cache extract` again to finish it, or train at the same time with "
-                "`dflash-cache both --overlap`"
+                f"{self.address} holds {len(self.segments)} of {self.spec.first_segments[-1]} "
+                "segments; run the same `dflash-cache extract` again to finish it, or train at the "
+                "same time with `dflash-cache both --overlap`"
             )
 
     def read(self, index: int, row_ids: Int64Array | None = None) -> HiddenSegment:
@@ -161,16 +198,50 @@ class Cache:
 
         ``CacheCorruptError`` names file, rows and the way to mend it.
         """
-        segment = self.segments[index]
         with self._remedy():
-            return read_segment(self.segment_folder(index), segment, self.spec, row_ids)
+            first_row = self._first_row(index)
+            return read_segment(self.storage, self.record(index), self.spec, row_ids, first_row)
 
-    def segment_folders(self) -> list[Path]:
-        """All segments in place, committed or not."""
-        folder = self.root / ROOT / "segments"
-        if not folder.is_dir():
-            return []
-        return sorted(path for path in folder.iterdir() if path.name.isdecimal())
+    def rows_of_chunk(self, index: int, chunk: int) -> Int64Array:
+        """The rows that have tokens in one inner chunk of a committed segment."""
+        rows = rows_of_chunk(self.storage, self.record(index), chunk)
+        return rows + self._first_row(index)
 
-    def segment_folder(self, index: int) -> Path:
-        return self.root / ROOT / "segments" / segment_name(index)
+    def record(self, index: int) -> SegmentRecord:
+        """What a committed segment says of itself."""
+        return self._record_of(self.segments[index])
+
+    def _first_row(self, index: int) -> int:
+        """The number of the first row of the part that segment ``index`` belongs to."""
+        return self.spec.first_rows[bisect_right(self.spec.first_segments, index) - 1]
+
+    def segments_in_place(self) -> list[int]:
+        """All segments that lie there, committed or not."""
+        return [int(name) for name in self.storage.folders(SEGMENTS) if name.isdecimal()]
+
+
+def _numbered(rows: Sequence[DroppedRow], first_row: int) -> list[DroppedRow]:
+    return [replace(row, row_id=row.row_id + first_row) for row in rows]
+
+
+def spec_copy(line: bytes) -> bytes:
+    """The root group's ``zarr.json``: a copy of ``spec.json`` for other readers and for repair."""
+    return group_metadata({"spec": line.decode()})
+
+
+def read_identity(storage: Storage) -> dict[str, Any]:
+    """The content of ``spec.json``: spec, settings, and fingerprints of the other files."""
+    place = storage.place(SPEC)
+    try:
+        return parse_checked_line(storage.read(SPEC), place)
+    except FileNotFoundError:
+        pass
+    if storage.exists(storage.commits.name) or storage.exists(f"{ROOT}/zarr.json"):
+        raise CacheCorruptError(
+            f"{place}: the file is missing; restore it with: "
+            f"dflash-cache verify --cache {storage.address} --repair"
+        )
+    raise ConfigError(
+        f"{storage.address} is no cache: it has no {SPEC}. Make one with: "
+        f"dflash-cache extract --data D --target M --cache {storage.address}"
+    )

@@ -70,14 +70,18 @@ class ChunkCodec:
             return values.reshape(-1).view(np.uint8)
         return np.empty(num_bytes, np.uint8)
 
-    def decode(self, payload: Array, checksum: bytes, crc: int, into: Array, where: str) -> None:
-        """Check ``payload`` (of ``landing``, filled) and write its values to ``into``.
+    def check(self, payload: Array, checksum: bytes, crc: int, where: str) -> None:
+        """``CacheCorruptError``, naming ``where``, unless ``payload`` is as it was written.
 
         ``checksum`` stands behind it on disk; ``crc`` was recorded on commit, so that a whole
-        chunk of another segment is found out as well. ``CacheCorruptError`` names ``where``.
+        chunk of another segment is found out as well.
         """
         if checksum != crc.to_bytes(CHECKSUM_BYTES, "little") or crc32c(payload) != crc:
             raise CacheCorruptError(f"{where}: the chunk's checksum does not match its bytes")
+
+    def decode(self, payload: Array, checksum: bytes, crc: int, into: Array, where: str) -> None:
+        """Check ``payload`` (of ``landing``, filled) and write its values to ``into``."""
+        self.check(payload, checksum, crc, where)
         if self.blosc_name is not None:
             blosc.decompress(payload, into)
 

@@ -1,25 +1,23 @@
 """The log of committed segments: one checksummed line each, appended last."""
 
 import os
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from dflash_cache.types import CommittedSegment, DroppedRow
 
-from .durable import checked_line, fsync_path, parse_checked_line
+from .durable import checked_line, fsync_path, parse_checked_line, write_atomically
 
 
-def record_of(segment: CommittedSegment) -> dict[str, Any]:
-    """``segment`` as JSON, the form in the log and in the segment's own attributes."""
-    return asdict(segment) | {"files": {name: list(pair) for name, pair in segment.files.items()}}
+def commit_line(segment: CommittedSegment) -> bytes:
+    return checked_line(asdict(segment))
 
 
-def segment_of(record: dict[str, Any]) -> CommittedSegment:
+def committed_segment(record: dict[str, Any]) -> CommittedSegment:
     dropped = tuple(DroppedRow(**row) for row in record["dropped"])
-    files = {name: (size, digest) for name, (size, digest) in record["files"].items()}
-    crcs = tuple(record["chunk_crcs"])
-    return CommittedSegment(**record | {"dropped": dropped, "files": files, "chunk_crcs": crcs})
+    return CommittedSegment(**record | {"dropped": dropped})
 
 
 class CommitLog:
@@ -27,6 +25,10 @@ class CommitLog:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.name = path.name
+
+    def files(self) -> list[str]:
+        return [self.name]
 
     def read(self) -> dict[int, CommittedSegment]:
         """All committed segments by index.
@@ -36,7 +38,7 @@ class CommitLog:
         """
         segments = {}
         for number, line in enumerate(self._whole_lines(), start=1):
-            segment = segment_of(parse_checked_line(line, f"{self.path}, line {number}"))
+            segment = committed_segment(parse_checked_line(line, f"{self.path}, line {number}"))
             segments[segment.index] = segment
         return segments
 
@@ -46,16 +48,18 @@ class CommitLog:
         # Not splitlines: it would split at other characters too, and hide an altered line's end.
         return [line + b"\n" for line in self.path.read_bytes().split(b"\n")[:-1]]
 
+    def is_cut_short(self) -> bool:
+        """Whether the last line has no end."""
+        return self.path.exists() and sum(map(len, self._whole_lines())) != self.path.stat().st_size
+
     def cut_unterminated_line(self) -> None:
         """Let the next line start clean after a crash; only the holder of the lock may."""
-        if self.path.exists():
-            whole = sum(len(line) for line in self._whole_lines())
-            if whole != self.path.stat().st_size:
-                os.truncate(self.path, whole)
+        if self.is_cut_short():
+            os.truncate(self.path, sum(map(len, self._whole_lines())))
 
     def append(self, segment: CommittedSegment) -> None:
         """Commit ``segment``, whose data must be durable already."""
-        line = checked_line(record_of(segment))
+        line = commit_line(segment)
         created = not self.path.exists()
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
@@ -71,3 +75,7 @@ class CommitLog:
             os.close(descriptor)
         if created:
             fsync_path(self.path.parent)
+
+    def replace(self, segments: Collection[CommittedSegment]) -> None:
+        """Write the log anew, with ``segments`` alone."""
+        write_atomically(self.path, b"".join(map(commit_line, segments)))

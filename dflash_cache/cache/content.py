@@ -1,4 +1,4 @@
-"""What a cache holds beside its segments: the plan, the ledger, the target's frozen parts."""
+"""What a cache holds beside its segments: plans, ledgers, the target's frozen parts."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ import numpy as np
 from dflash_cache.types import Array, DroppedRow, Int64Array, SegmentPlan
 
 from .arrays import write_array, write_group
-from .folder import LEDGER, ROOT
+from .layout import PLAN, SEGMENTS, TARGET, ledger_name, plan_folder
 
 PLAN_ARRAYS = ("row_ids", "lengths", "segment_sequences")
 
@@ -26,36 +26,39 @@ class TargetParts:
     norm: Array | None  # [H], the final norm's weight, where it has one
     mask_token_id: int | None  # what its tokenizer offers as a mask token
 
+    def write(self, folder: Path) -> None:
+        """Write the groups below ``folder``, the same bytes every time."""
+        attributes = {"config": dict(self.config), "mask_token_id": self.mask_token_id}
+        for name, group in ((SEGMENTS, {}), (PLAN, {}), (TARGET, attributes)):
+            write_group(folder / name, group)
+        logical = "bfloat16" if self.embedding.dtype == np.uint16 else "float32"
+        for name in ("embedding", "head", "norm"):
+            if (data := getattr(self, name)) is not None:
+                write_array(folder / TARGET / name, data, logical_dtype=logical)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CacheContent:
-    """What a cache holds beside its segments."""
+class PlannedPart:
+    """One dataset part's plan, and the rows that it leaves out; rows by number in the dataset."""
 
-    plan: Sequence[SegmentPlan]
+    segments: Sequence[SegmentPlan]
     dropped: Sequence[DroppedRow]
-    target: TargetParts
 
-    def write(self, folder: Path) -> Path:
-        """Write plan, target and ledger below ``folder``, the same bytes every time."""
-        root, target = folder / ROOT, self.target
-        attributes = {"config": dict(target.config), "mask_token_id": target.mask_token_id}
-        for name, group in (("segments", {}), ("plan", {}), ("target", attributes)):
-            write_group(root / name, group)
-        for name, data in _plan_arrays(self.plan).items():
-            write_array(root / "plan" / name, data)
-        logical = "bfloat16" if target.embedding.dtype == np.uint16 else "float32"
-        for name in ("embedding", "head", "norm"):
-            if (data := getattr(target, name)) is not None:
-                write_array(root / "target" / name, data, logical_dtype=logical)
+    def write(self, folder: Path, number: int) -> None:
+        """Write part ``number`` below ``folder``, the same bytes every time."""
+        plan = folder / plan_folder(number)
+        write_group(plan)
+        for name, data in self._arrays().items():
+            write_array(plan / name, data)
+        ledger = folder / ledger_name(number)
+        ledger.parent.mkdir(parents=True, exist_ok=True)
         lines = [f"{json.dumps(asdict(row))}\n" for row in self.dropped]
-        (folder / LEDGER).write_text("".join(lines), encoding="utf-8")
-        return folder
+        ledger.write_text("".join(lines), encoding="utf-8")
 
-
-def _plan_arrays(plan: Sequence[SegmentPlan]) -> dict[str, Int64Array]:
-    empty = np.zeros(0, np.int64)
-    return {
-        "row_ids": np.concatenate([empty, *(segment.row_ids for segment in plan)]),
-        "lengths": np.concatenate([empty, *(segment.lengths for segment in plan)]),
-        "segment_sequences": np.array([len(segment.row_ids) for segment in plan], np.int64),
-    }
+    def _arrays(self) -> dict[str, Int64Array]:
+        empty = np.zeros(0, np.int64)
+        return {
+            "row_ids": np.concatenate([empty, *(segment.row_ids for segment in self.segments)]),
+            "lengths": np.concatenate([empty, *(segment.lengths for segment in self.segments)]),
+            "segment_sequences": np.array([len(s.row_ids) for s in self.segments], np.int64),
+        }

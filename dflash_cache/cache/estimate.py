@@ -1,8 +1,5 @@
 """How large a cache will be, before it is made."""
 
-import shutil
-from pathlib import Path
-
 from .codecs import CODECS
 from .spec import CacheSpec
 
@@ -23,11 +20,3 @@ def estimate_bytes(spec: CacheSpec, num_tokens: int, num_segments: int) -> dict[
     beside = target + num_segments * SEGMENT_BYTES
     ratios = RATIOS[spec.dtype]
     return {name: round(raw * ratios[name]) + beside for name in CODECS}
-
-
-def free_bytes(folder: Path) -> int:
-    """Free bytes where ``folder`` is or would be."""
-    existing = folder.absolute()
-    while not existing.exists():
-        existing = existing.parent
-    return shutil.disk_usage(existing).free

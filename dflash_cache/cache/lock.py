@@ -8,10 +8,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from dflash_cache.errors import CacheBusyError
 
-LOCK = "lock"
+from .layout import LOCK
 
 
 @contextmanager
@@ -27,13 +28,13 @@ def writer_lock(root: Path, flag: str = "--cache") -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.read(descriptor, 4096).decode(errors="replace").strip() or "unknown"
+            other = os.read(descriptor, 4096).decode(errors="replace").strip() or "unknown"
             raise CacheBusyError(
-                f"{root} is being written by another process ({holder}); wait until it ends, or "
+                f"{root} is being written by another process ({other}); wait until it ends, or "
                 f"choose another {flag}"
             ) from None
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, _holder().encode(), 0)
+        os.pwrite(descriptor, json.dumps(holder()).encode(), 0)
         yield
     finally:
         os.close(descriptor)
@@ -54,6 +55,7 @@ def is_being_written(root: Path) -> bool:
     return False
 
 
-def _holder() -> str:
+def holder() -> dict[str, Any]:
+    """Who we are, as a lock names it."""
     since = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    return json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": since})
+    return {"host": socket.gethostname(), "pid": os.getpid(), "since": since}

@@ -1,89 +1,71 @@
 """Put a damaged cache right: restore what has a copy, un-commit what must be extracted again."""
 
 import json
-from collections.abc import Collection
-from pathlib import Path
+from collections.abc import Collection, Mapping
 
 from dflash_cache.errors import CacheCorruptError
-from dflash_cache.types import CommittedSegment
 
-from .arrays import group_metadata
-from .cache import Cache
-from .commits import record_of
-from .content import CacheContent
-from .durable import (
-    check_fingerprint,
-    checked_line,
-    fsync_path,
-    parse_checked_line,
-    remove_tree,
-    write_atomically,
-)
-from .folder import LOG, ROOT, SPEC, STAGING, read_identity
-from .segment import own_record
-
-REBUILT = "rebuilt"
+from .cache import Cache, spec_copy
+from .content import PlannedPart, TargetParts
+from .durable import parse_checked_line
+from .fingerprints import check_fingerprint
+from .layout import ROOT, SEGMENTS, SPEC, segment_folder
+from .local import LocalStorage
+from .record import own_record
+from .storage import Storage
 
 
-def restore_spec(root: Path) -> None:
+def restore_spec(storage: Storage) -> None:
     """Write ``spec.json`` again from the copy in the root group's attributes."""
-    copy = root / ROOT / "zarr.json"
+    name = f"{ROOT}/zarr.json"
     try:
-        line = json.loads(copy.read_bytes())["attributes"]["spec"].encode()
-        parse_checked_line(line, str(copy))
+        line = json.loads(storage.read(name))["attributes"]["spec"].encode()
+        parse_checked_line(line, storage.place(name))
     except (OSError, ValueError, KeyError, CacheCorruptError) as error:
         raise CacheCorruptError(
-            f"{root / SPEC} and its copy in {copy} are both damaged; restore one of them from a "
-            "backup, nothing was changed"
+            f"{storage.place(SPEC)} and its copy in {storage.place(name)} are both damaged; "
+            "restore one of them from a backup, nothing was changed"
         ) from error
-    write_atomically(root / SPEC, line)
+    storage.write(SPEC, line)
 
 
-def rebuild_log(root: Path) -> None:
-    """Write the commit log again from the records that the segments carry."""
-    folders = Cache(root, read_identity(root), {}).segment_folders()
-    records = [own_record(folder) for folder in folders]
-    # A segment whose own record is damaged too counts as not committed.
-    _write_log(root, [segment for segment in records if segment is not None])
+def rebuild_commits(storage: Storage) -> None:
+    """Write the commit records again from those that the segments carry."""
+    records = []
+    for name in storage.folders(SEGMENTS):
+        try:
+            records.append(own_record(storage, int(name)))
+        except CacheCorruptError:
+            continue
+    storage.commits.replace([record.committed() for record in records])
 
 
-def _write_log(root: Path, segments: Collection[CommittedSegment]) -> None:
-    lines = [checked_line(record_of(segment)) for segment in segments]
-    write_atomically(root / LOG, b"".join(lines))
+def rewrite_content(
+    cache: Cache, target: TargetParts, parts: Mapping[int, PlannedPart], names: Collection[str]
+) -> None:
+    """Write the files ``names`` of target, plans and ledgers again.
 
-
-def rewrite_content(cache: Cache, content: CacheContent, names: Collection[str]) -> None:
-    """Write the files ``names`` of plan, ledger and target parts again, from ``content``.
-
-    ``CacheCorruptError``, before anything is replaced, if they do not come out as they were.
+    ``parts`` are the dataset parts that some of them belong to. ``CacheCorruptError``, before
+    anything is replaced, if they do not come out as they were.
     """
-    fresh = cache.root / STAGING / REBUILT
-    remove_tree(fresh)
-    content.write(fresh)
+    storage, fresh = cache.storage, cache.storage.staging()
+    target.write(fresh)
+    for number, part in parts.items():
+        part.write(fresh, number)
     for name in sorted(names):
-        check_fingerprint(fresh, name, cache.fingerprints)
+        check_fingerprint(LocalStorage(fresh), name, cache.fingerprints[name])
     for name in sorted(names):
-        (cache.root / name).parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(cache.root / name, (fresh / name).read_bytes())
-    spec = (cache.root / SPEC).read_text(encoding="utf-8")
-    write_atomically(cache.root / ROOT / "zarr.json", group_metadata({"spec": spec}))
-    remove_tree(fresh)
+        storage.write(name, (fresh / name).read_bytes())
+    storage.write(f"{ROOT}/zarr.json", spec_copy(storage.read(SPEC)))
 
 
 def uncommit(cache: Cache, indices: Collection[int]) -> None:
-    """Take segments out of the log and out of the way; extraction then makes them again.
+    """Take segments out of the commits and out of the way; extraction then makes them again.
 
-    Segments that are in place but in no log, for their records are damaged, go as well.
+    Segments that are in place but not committed, for their records are damaged, go as well.
     """
-    kept = [segment for index, segment in cache.segments.items() if index not in indices]
-    _write_log(cache.root, kept)
-    cache.segments = {segment.index: segment for segment in kept}
-    folder = cache.root / ROOT / "segments"
-    staging = cache.root / STAGING
-    staging.mkdir(exist_ok=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    for segment in cache.segment_folders():
-        if int(segment.name) not in cache.segments:
-            remove_tree(staging / segment.name)
-            segment.rename(staging / segment.name)
-    fsync_path(folder)
+    kept = {index: segment for index, segment in cache.segments.items() if index not in indices}
+    cache.storage.commits.replace(kept.values())
+    cache.segments = kept
+    gone = [index for index in cache.segments_in_place() if index not in kept]
+    cache.storage.discard(segment_folder(index) for index in gone)

@@ -1,17 +1,16 @@
-"""One segment on disk: a Zarr group written once by one writer.
+"""One segment: a Zarr group written once by one writer.
 
 Axes: T tokens, K context layers, H hidden size.
 """
 
-import json
 import math
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import zarr
 
 from dflash_cache.errors import CacheCorruptError
@@ -24,60 +23,35 @@ from dflash_cache.types import (
     TokenSequence,
 )
 
-from .arrays import read_array, write_array, write_group
+from .arrays import read_chunks, write_array
 from .codecs import chunk_codec
-from .commits import record_of, segment_of
-from .durable import (
-    checked_line,
-    fingerprint_files,
-    fsync_tree,
-    parse_checked_line,
-    remove_tree,
-)
+from .durable import fsync_tree, remove_tree
+from .fingerprints import digest, fingerprint_files
+from .layout import segment_folder, segment_name
+from .record import SegmentRecord
 from .shard import ShardReader, ShardWriter
 from .spec import CacheSpec
+from .storage import Storage
 
-INNER_CHUNK_BYTES = 4 << 20
+# A read of one sequence takes whole chunks. On sequences of 12 MB, 1 MiB reads a tenth more than
+# it needs, 4 MiB a third (docs/decisions/0005-inner-chunks.md).
+INNER_CHUNK_BYTES = 1 << 20
 SHARD_KEY = "hidden_states/c.0.0.0"
-SMALL_ARRAYS = ("input_ids", "loss_mask", "offsets", "row_ids")
+SMALL_ARRAYS: Mapping[str, npt.DTypeLike] = {
+    "input_ids": np.int32,
+    "loss_mask": np.uint8,
+    "offsets": np.int64,
+    "row_ids": np.int64,
+}
 
 
-def segment_name(index: int) -> str:
-    return f"{index:08d}"
+def chunking(num_tokens: int, token_bytes: int) -> tuple[int, int]:
+    """(chunks, tokens in each): equal inner chunks near their limit, with little padding.
 
-
-def segment_attributes(segment: CommittedSegment) -> dict[str, object]:
-    """The attributes of the segment's Zarr group."""
-    return {"record": checked_line(record_of(segment)).decode()}
-
-
-def own_record(folder: Path) -> CommittedSegment | None:
-    """The record that the segment in ``folder`` carries; None if it is missing or was altered."""
-    path = folder / "zarr.json"
-    try:
-        line = json.loads(path.read_bytes())["attributes"]["record"].encode()
-        segment = segment_of(parse_checked_line(line, str(path)))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, CacheCorruptError):
-        return None
-    return segment if segment_name(segment.index) == folder.name else None
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentLayout:
-    """How T tokens lie in one shard: equal inner chunks near 4 MiB, with little padding."""
-
-    num_tokens: int
-    token_bytes: int
-
-    @property
-    def num_chunks(self) -> int:
-        """0 for a segment all of whose rows were dropped."""
-        limit = max(1, INNER_CHUNK_BYTES // self.token_bytes)
-        return math.ceil(self.num_tokens / limit)
-
-    @property
-    def chunk_tokens(self) -> int:
-        return math.ceil(self.num_tokens / self.num_chunks) if self.num_chunks else 1
+    No chunk for a segment all of whose rows were dropped.
+    """
+    num_chunks = math.ceil(num_tokens / max(1, INNER_CHUNK_BYTES // token_bytes))
+    return num_chunks, math.ceil(num_tokens / num_chunks) if num_chunks else 1
 
 
 class SegmentWriter:
@@ -90,9 +64,9 @@ class SegmentWriter:
         self.index = index
         self.folder = staging / f"{segment_name(index)}-{uuid.uuid4().hex}"
         self._spec = spec
-        self._layout = SegmentLayout(num_tokens, spec.token_bytes)
         self._appended = 0
-        self._chunk = np.zeros((self._layout.chunk_tokens, *_shape(spec)), _dtype(spec))
+        _, chunk_tokens = chunking(num_tokens, spec.token_bytes)
+        self._chunk = np.zeros((chunk_tokens, *_shape(spec)), _dtype(spec))
         self._filled = 0
         (self.folder / "hidden_states").mkdir(parents=True)
         self._shard = ShardWriter(self.folder / SHARD_KEY, chunk_codec(spec.codec))
@@ -138,24 +112,29 @@ class SegmentWriter:
         if not sequences:  # every row was dropped: an empty array has no shard
             (self.folder / SHARD_KEY).unlink()
         self._write_arrays(sequences, lengths)
+        record = self._record(sequences, dropped)
+        # The segment carries its own record, so that the commits can be rebuilt.
+        (self.folder / "zarr.json").write_bytes(record.to_bytes())
+        fsync_tree(self.folder)
+        return record.committed()
+
+    def _record(
+        self, sequences: Sequence[TokenSequence], dropped: Sequence[DroppedRow]
+    ) -> SegmentRecord:
         files = fingerprint_files(self.folder, skip=SHARD_KEY)
-        if sequences:
-            files[SHARD_KEY] = (self._shard.size, self._shard.digest)
-        segment = CommittedSegment(
+        shard = (self._shard.size, self._shard.index_digest) if sequences else (0, "")
+        return SegmentRecord(
             index=self.index,
             num_sequences=len(sequences),
             num_tokens=self._appended,
             chunk_tokens=len(self._chunk),
             bytes_raw=self._appended * self._spec.token_bytes,
-            bytes_stored=sum(size for size, _ in files.values()),
+            bytes_stored=sum(size for size, _ in files.values()) + shard[0],
             files=files,
+            shard=shard,
             chunk_crcs=tuple(self._shard.chunk_crcs),
             dropped=tuple(dropped),
         )
-        # The segment carries its own record, so that the log can be rebuilt.
-        write_group(self.folder, segment_attributes(segment))
-        fsync_tree(self.folder)
-        return segment
 
     def abort(self) -> None:
         """Remove what was written."""
@@ -177,42 +156,81 @@ class SegmentWriter:
         offsets = np.cumsum([0, *lengths], dtype=np.int64)
         row_ids = np.array([sequence.row_id for sequence in sequences], dtype=np.int64)
         empty = np.zeros(0, np.int32)
-        input_ids = np.concatenate([empty, *(s.input_ids for s in sequences)]).astype(np.int32)
-        loss_mask = np.concatenate([empty, *(s.loss_mask for s in sequences)]).astype(np.uint8)
+        input_ids = np.concatenate([empty, *(s.input_ids for s in sequences)])
+        loss_mask = np.concatenate([empty, *(s.loss_mask for s in sequences)])
         arrays: list[Array] = [input_ids, loss_mask, offsets, row_ids]
-        for name, data in zip(SMALL_ARRAYS, arrays, strict=True):
-            write_array(self.folder / name, data)
+        for (name, dtype), data in zip(SMALL_ARRAYS.items(), arrays, strict=True):
+            write_array(self.folder / name, data.astype(dtype, copy=False))
+
+
+def read_record(storage: Storage, segment: CommittedSegment) -> SegmentRecord:
+    """The record of a committed segment, checked; ``CacheCorruptError`` names the file."""
+    name = f"{segment_folder(segment.index)}/zarr.json"
+    try:
+        metadata = storage.read(name)
+    except FileNotFoundError:
+        raise CacheCorruptError(f"{storage.place(name)}: the file is missing") from None
+    if digest(metadata) != segment.record_digest:
+        raise CacheCorruptError(f"{storage.place(name)}: not the record that was committed")
+    return SegmentRecord.from_bytes(metadata, storage.place(name))
 
 
 def read_segment(
-    folder: Path, segment: CommittedSegment, spec: CacheSpec, row_ids: Int64Array | None = None
+    storage: Storage,
+    record: SegmentRecord,
+    spec: CacheSpec,
+    row_ids: Int64Array | None = None,
+    first_row: int = 0,
 ) -> HiddenSegment:
     """Read a committed segment, or only those of its sequences that are in ``row_ids``.
 
+    ``first_row`` is added to the row numbers, which a segment counts in its own dataset.
     Every byte is checked. ``CacheCorruptError`` names the file, the chunk and the rows in it.
     """
-    ids, mask, offsets, rows = (read_array(folder, name, segment.files) for name in SMALL_ARRAYS)
+    ids, mask, offsets, rows = _read_small_arrays(storage, record)
+    rows = rows + first_row
     wanted = np.arange(len(rows)) if row_ids is None else np.flatnonzero(np.isin(rows, row_ids))
     runs = _runs(offsets, wanted)
     hidden = np.empty((sum(stop - start for start, stop in runs), *_shape(spec)), _dtype(spec))
     held = rows  # what is lost if the shard as a whole is damaged
     try:
-        with _open_shard(folder, segment, spec) as shard:
-            for chunk, values in _pieces(hidden, runs, segment.chunk_tokens):
-                first, last = chunk * segment.chunk_tokens, (chunk + 1) * segment.chunk_tokens
-                held = rows[(offsets[:-1] < last) & (offsets[1:] > first)]
+        with open_shard(storage, record, spec) as shard:
+            for chunk, values in _pieces(hidden, runs, record.chunk_tokens):
+                held = rows[_in_chunk(offsets, record, chunk)]
                 shard.read_into(chunk, values)
     except CacheCorruptError as error:
-        what = f"it holds states of rows {shown_rows(held)} (segment {segment.index})"
+        what = f"it holds states of rows {shown_rows(held)} (segment {record.index})"
         raise CacheCorruptError(f"{error}; {what}") from error
     return HiddenSegment(
-        index=segment.index,
+        index=record.index,
         row_ids=rows[wanted],
         offsets=np.cumsum([0, *np.diff(offsets)[wanted]], dtype=np.int64),
         input_ids=np.concatenate([ids[:0], *(ids[start:stop] for start, stop in runs)]),
         loss_mask=np.concatenate([mask[:0], *(mask[start:stop] for start, stop in runs)]),
         hidden_TKH=hidden,
     )
+
+
+def _read_small_arrays(storage: Storage, record: SegmentRecord) -> list[Array]:
+    folder, tokens, rows = segment_folder(record.index), record.num_tokens, record.num_sequences
+    lengths = {"input_ids": tokens, "loss_mask": tokens, "offsets": rows + 1, "row_ids": rows}
+    files = {f"{folder}/{name}": recorded for name, recorded in record.files.items()}
+    return [
+        read_chunks(storage, f"{folder}/{name}", files, (lengths[name],), dtype)
+        for name, dtype in SMALL_ARRAYS.items()
+    ]
+
+
+def rows_of_chunk(storage: Storage, record: SegmentRecord, chunk: int) -> Int64Array:
+    """The rows, by number in their dataset, that have tokens in one inner chunk."""
+    _, _, offsets, rows = _read_small_arrays(storage, record)
+    return rows[_in_chunk(offsets, record, chunk)]
+
+
+def _in_chunk(offsets: Int64Array, record: SegmentRecord, chunk: int) -> Array:
+    first, last = chunk * record.chunk_tokens, (chunk + 1) * record.chunk_tokens
+    inside: Array = (offsets[:-1] < last) & (offsets[1:] > first)
+    return inside
 
 
 def _shape(spec: CacheSpec) -> tuple[int, int]:
@@ -223,13 +241,13 @@ def _dtype(spec: CacheSpec) -> type[np.uint16 | np.float32]:
     return np.uint16 if spec.dtype == "bfloat16" else np.float32
 
 
-def _open_shard(
-    folder: Path, segment: CommittedSegment, spec: CacheSpec
+def open_shard(
+    storage: Storage, record: SegmentRecord, spec: CacheSpec
 ) -> AbstractContextManager[ShardReader]:
-    if not segment.num_tokens:  # no shard: its reader is never used
+    if not record.num_tokens:  # no shard: its reader is never used
         return nullcontext()  # type: ignore[return-value]
-    size, _ = segment.files[SHARD_KEY]
-    return ShardReader(folder / SHARD_KEY, size, segment.chunk_crcs, chunk_codec(spec.codec))
+    name = f"{segment_folder(record.index)}/{SHARD_KEY}"
+    return ShardReader(storage, name, record.shard, record.chunk_crcs, chunk_codec(spec.codec))
 
 
 def _runs(offsets: Int64Array, wanted: Int64Array) -> list[tuple[int, int]]:

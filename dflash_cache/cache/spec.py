@@ -1,6 +1,8 @@
 """The identity of a cache: everything that must agree before two things may be used together."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import accumulate
 from typing import Any, Self
 
 from dflash_cache.errors import CacheMismatchError
@@ -25,22 +27,31 @@ class TargetIdentity:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CacheSpec(TargetIdentity):
-    """Recorded in ``spec.json`` and compared by resume, train and evaluate."""
+class DatasetPart:
+    """One dataset in a cache, and everything that its plan is a function of."""
 
     dataset: str
     dataset_fingerprint: str
+    num_rows: int  # the rows of later parts are numbered after these
+    num_segments: int
+    limit: int | None
+    max_seq_len: int
+    too_long: str
+    segment_tokens: int
+    plan_seed: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheSpec(TargetIdentity):
+    """Recorded in ``spec.json`` and compared by resume, train and evaluate."""
+
     target_layer_ids: tuple[int, ...]
     num_target_layers: int
     hidden_size: int
     vocab_size: int
     dtype: DtypeName
     codec: str
-    max_seq_len: int
-    too_long: str
-    segment_tokens: int
-    plan_seed: int
-    limit: int | None
+    parts: tuple[DatasetPart, ...]
     layer_convention: str = LAYER_CONVENTION
     format_version: int = FORMAT_VERSION
 
@@ -52,6 +63,16 @@ class CacheSpec(TargetIdentity):
     def token_bytes(self) -> int:
         """Hidden states of one token, before any compression."""
         return len(self.target_layer_ids) * self.hidden_size * self.item_bytes
+
+    @property
+    def first_rows(self) -> list[int]:
+        """The number of each part's first row."""
+        return [0, *accumulate(part.num_rows for part in self.parts)]
+
+    @property
+    def first_segments(self) -> list[int]:
+        """The index of each part's first segment, and last the number of segments."""
+        return [0, *accumulate(part.num_segments for part in self.parts)]
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -67,18 +88,57 @@ class CacheSpec(TargetIdentity):
                 f"(fields that only one of them has: {others}); use the program version that "
                 "wrote it, or extract into a new folder"
             )
-        return cls(**record | {"target_layer_ids": tuple(record["target_layer_ids"])})
+        parts = tuple(DatasetPart(**part) for part in record["parts"])
+        layer_ids = tuple(record["target_layer_ids"])
+        return cls(**record | {"target_layer_ids": layer_ids, "parts": parts})
+
+
+def differences(found: Any, expected: Any) -> list[str]:
+    """Each field that both have and that differs, with both values; parts by their number."""
+    shared = {f.name for f in fields(found)} & {f.name for f in fields(expected)}
+    differing = [
+        f"{f.name}: {getattr(found, f.name)!r}, expected {getattr(expected, f.name)!r}"
+        for f in fields(expected)
+        if f.name in shared - _NOT_COMPARED - {"parts"}
+        and getattr(found, f.name) != getattr(expected, f.name)
+    ]
+    if "parts" in shared:
+        differing += _part_differences(found.parts, expected.parts)
+    return differing
+
+
+def _part_differences(found: Sequence[DatasetPart], expected: Sequence[DatasetPart]) -> list[str]:
+    differing = [
+        f"part {number}, {difference}" if len(expected) > 1 else difference
+        for number, pair in enumerate(zip(found, expected, strict=False))
+        for difference in differences(*pair)
+    ]
+    if len(found) != len(expected):
+        differing.append(f"parts: {len(found)}, expected {len(expected)}")
+    return differing
+
+
+def part_number(spec: CacheSpec, part: DatasetPart) -> int | None:
+    """Which of ``spec``'s parts ``part`` is, by content; None if it is none of them.
+
+    ``CacheMismatchError`` if one is of the same dataset and planned otherwise: its rows would be
+    there twice.
+    """
+    for number, known in enumerate(spec.parts):
+        if known.dataset_fingerprint == part.dataset_fingerprint:
+            if differing := differences(part, known):
+                raise CacheMismatchError(
+                    f"the cache holds {part.dataset} with other settings:\n  "
+                    + "\n  ".join(differing)
+                    + "\nUse the settings that made it, or another --cache"
+                )
+            return number
+    return None
 
 
 def require_same_identity(
     found: TargetIdentity, expected: TargetIdentity, *, what: str, remedy: str
 ) -> None:
     """Raise ``CacheMismatchError`` naming each field that both have and that differs."""
-    shared = {f.name for f in fields(found)} & {f.name for f in fields(expected)}
-    differing = [
-        f"{f.name}: {getattr(found, f.name)!r}, expected {getattr(expected, f.name)!r}"
-        for f in fields(expected)
-        if f.name in shared - _NOT_COMPARED and getattr(found, f.name) != getattr(expected, f.name)
-    ]
-    if differing:
+    if differing := differences(found, expected):
         raise CacheMismatchError(f"{what}:\n  " + "\n  ".join(differing) + f"\n{remedy}")

@@ -5,23 +5,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflash_cache.errors import CacheCorruptError
-from dflash_cache.types import CommittedSegment
+from dflash_cache.types import Int64Array
 
-from .arrays import group_metadata
-from .cache import Cache
-from .commits import CommitLog
-from .durable import Fingerprints, check_fingerprint
-from .folder import LEDGER, LOG, ROOT, SPEC, STAGING, read_identity
-from .lock import LOCK, is_being_written
-from .segment import SHARD_KEY, segment_attributes
+from .cache import Cache, read_identity, spec_copy
+from .fingerprints import Fingerprints, check_fingerprint
+from .layout import LOCK, ROOT, SPEC, STAGING, segment_folder
+from .record import SegmentRecord
+from .segment import SHARD_KEY, open_shard
+from .storage import Storage, open_storage
 
-# The lock is no data: it names the last holder.
-_TOP_LEVEL = {SPEC, LEDGER, LOG, LOCK, STAGING, ROOT}
+_UNCHECKED = (LOCK, STAGING)  # the lock is no data: it names the last holder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """One file that is not as it was written, and the rows whose states it may hold."""
+    """One file or chunk that is not as it was written, and the rows whose states it may hold."""
 
     path: str
     problem: str
@@ -29,110 +27,128 @@ class Fault:
     rows: tuple[int, ...] = ()
 
 
-def verify_cache(root: Path | str, *, alone: bool = False) -> list[Fault]:
-    """All faults of the cache at ``root``; an empty list means every byte is as it was written.
+def verify_cache(place: Storage | str | Path, *, alone: bool = False) -> list[Fault]:
+    """All faults of the cache at ``place``; an empty list means every byte is as it was written.
 
-    A damaged ``spec.json`` or commit log is the only fault reported: it says what the rest is.
-    ``ConfigError`` if ``root`` is no cache. Who holds the writer lock is ``alone``.
+    A damaged ``spec.json`` or commit record is the only fault reported: it says what the rest is.
+    ``ConfigError`` if there is no cache. Who holds the writer lock is ``alone``.
     """
-    root = Path(root)
-    for name, read in ((SPEC, read_identity), (LOG, lambda root: CommitLog(root / LOG).read())):
+    storage = open_storage(place) if isinstance(place, str | Path) else place
+    for name, read in (
+        (SPEC, lambda: read_identity(storage)),
+        (storage.commits.name, storage.commits.read),
+    ):
         try:
-            read(root)
+            read()
         except CacheCorruptError as error:
-            return [Fault(path=str(root / name), problem=str(error))]
-    cache = Cache.open(root)
-    rows = _rows_by_segment(cache)
-    faults = [
-        *_file_faults(root, cache.fingerprints),
-        *_log_faults(cache, alone),
-        *_root_faults(root),
-    ]
-    for index, segment in sorted(cache.segments.items()):
-        faults += _segment_faults(cache, segment, rows.get(index, ()))
-    return faults + list(_foreign(root, cache))
+            return [Fault(path=storage.place(name), problem=str(error))]
+    return list(_Walk(Cache.open(storage), alone).faults())
 
 
-def _rows_by_segment(cache: Cache) -> dict[int, tuple[int, ...]]:
-    try:
-        return {segment.index: tuple(segment.row_ids.tolist()) for segment in cache.plan}
-    except CacheCorruptError:
-        return {}  # the plan's own files are among the faults
+class _Walk:
+    """Through the files of one cache whose identity and commits are whole."""
 
-
-def _file_faults(
-    folder: Path,
-    fingerprints: Fingerprints,
-    segment: int | None = None,
-    rows: tuple[int, ...] = (),
-) -> Iterator[Fault]:
-    for name in sorted(fingerprints):
+    def __init__(self, cache: Cache, alone: bool) -> None:
+        self._cache = cache
+        self._storage = cache.storage
+        self._alone = alone
+        self._known = {*cache.fingerprints, SPEC, f"{ROOT}/zarr.json"}
         try:
-            check_fingerprint(folder, name, fingerprints)
+            self._rows = {segment.index: segment.row_ids for segment in cache.plan}
+        except CacheCorruptError:
+            self._rows = {}  # the plan's own files are among the faults
+
+    def faults(self) -> Iterator[Fault]:
+        yield from self._file_faults(self._cache.fingerprints)
+        yield from self._commit_faults()
+        yield from self._root_faults()
+        for index in sorted(self._cache.segments):
+            yield from self._segment_faults(index)
+        yield from self._foreign()
+
+    def _fault(
+        self, name: str, problem: object, segment: int | None = None, rows: Int64Array | None = None
+    ) -> Fault:
+        if rows is None and segment is not None:
+            rows = self._rows.get(segment)
+        shown = () if rows is None else tuple(rows.tolist())
+        return Fault(
+            path=self._storage.place(name), problem=str(problem), segment=segment, rows=shown
+        )
+
+    def _file_faults(
+        self, fingerprints: Fingerprints, segment: int | None = None
+    ) -> Iterator[Fault]:
+        for name, recorded in sorted(fingerprints.items()):
+            try:
+                check_fingerprint(self._storage, name, recorded)
+            except (CacheCorruptError, OSError) as error:
+                yield self._fault(name, error, segment)
+
+    def _commit_faults(self) -> Iterator[Fault]:
+        """What a crash or damage left between data and commit."""
+        commits = self._storage.commits
+        self._known |= set(commits.files())
+        if commits.is_cut_short():
+            yield self._fault(commits.name, f"{commits.name}: its last line is cut short")
+        if not self._alone and self._storage.is_being_written():
+            return  # a segment may be in place just before it is committed
+        for index in self._unlogged():
+            place = self._storage.place(segment_folder(index))
+            yield self._fault(commits.name, f"{commits.name}: has no record of {place}")
+
+    def _unlogged(self) -> list[int]:
+        return [i for i in self._cache.segments_in_place() if i not in self._cache.segments]
+
+    def _root_faults(self) -> Iterator[Fault]:
+        name = f"{ROOT}/zarr.json"
+        try:
+            whole = self._storage.read(name) == spec_copy(self._storage.read(SPEC))
+        except FileNotFoundError:
+            whole = False
+        if not whole:
+            problem = f"{self._storage.place(name)}: not the copy of {SPEC} that it was"
+            yield self._fault(name, problem)
+
+    def _segment_faults(self, index: int) -> Iterator[Fault]:
+        folder = segment_folder(index)
+        try:
+            record = self._cache.record(index)
         except (CacheCorruptError, OSError) as error:
-            path = str(folder / name)
-            yield Fault(path=path, problem=str(error), segment=segment, rows=rows)
+            yield self._fault(f"{folder}/zarr.json", error, index)
+            self._known |= set(self._storage.names(folder))
+            return
+        files = {f"{folder}/{name}": recorded for name, recorded in record.files.items()}
+        self._known |= {*files, f"{folder}/zarr.json", f"{folder}/{SHARD_KEY}"}
+        yield from self._file_faults(files, index)
+        yield from self._chunk_faults(record)
 
+    def _chunk_faults(self, record: SegmentRecord) -> Iterator[Fault]:
+        """Each damaged chunk of hidden states, and the rows in it."""
+        index, name = record.index, f"{segment_folder(record.index)}/{SHARD_KEY}"
+        if not record.num_tokens:
+            return
+        try:
+            with open_shard(self._storage, record, self._cache.spec) as shard:
+                for chunk in range(len(record.chunk_crcs)):
+                    try:
+                        shard.check(chunk)
+                    except CacheCorruptError as error:
+                        yield self._fault(name, error, index, self._rows_of(record, chunk))
+        except (CacheCorruptError, OSError) as error:
+            yield self._fault(name, error, index)
 
-def _log_faults(cache: Cache, alone: bool) -> Iterator[Fault]:
-    log = cache.root / LOG
-    if log.exists() and not log.read_bytes().endswith(b"\n"):
-        problem = f"{log}: the last line is cut short, its segment is not committed"
-        yield Fault(path=str(log), problem=problem)
-    if not alone and is_being_written(cache.root):
-        return  # a segment may be in place just before its line is
-    for folder in cache.segment_folders():
-        if int(folder.name) not in cache.segments:
-            problem = f"{log}: has no line for {folder}, which is in place"
-            yield Fault(path=str(log), problem=problem)
+    def _rows_of(self, record: SegmentRecord, chunk: int) -> Int64Array | None:
+        try:
+            return self._cache.rows_of_chunk(record.index, chunk)
+        except CacheCorruptError:
+            return None  # the small arrays are damaged too: all rows of the segment
 
-
-def _root_faults(root: Path) -> Iterator[Fault]:
-    path = root / ROOT / "zarr.json"
-    if not _holds(path, group_metadata({"spec": (root / SPEC).read_text(encoding="utf-8")})):
-        yield Fault(path=str(path), problem=f"{path}: not the copy of {SPEC} that it was")
-
-
-def _segment_faults(
-    cache: Cache, segment: CommittedSegment, rows: tuple[int, ...]
-) -> Iterator[Fault]:
-    folder = cache.segment_folder(segment.index)
-    found = list(_file_faults(folder, segment.files, segment.index, rows))
-    metadata = folder / "zarr.json"
-    if not _holds(metadata, group_metadata(segment_attributes(segment))):
-        problem = f"{metadata}: not the record that it was"
-        found.append(Fault(path=str(metadata), problem=problem, segment=segment.index, rows=rows))
-    if any(Path(fault.path) == folder / SHARD_KEY for fault in found):
-        found += _chunk_faults(cache, segment)
-    yield from found
-
-
-def _chunk_faults(cache: Cache, segment: CommittedSegment) -> Iterator[Fault]:
-    """Name the first damaged chunk of hidden states, and the rows in it."""
-    try:
-        cache.read(segment.index)
-    except (CacheCorruptError, OSError) as error:
-        path = str(cache.segment_folder(segment.index) / SHARD_KEY)
-        yield Fault(path=path, problem=str(error), segment=segment.index)
-
-
-def _holds(path: Path, expected: bytes) -> bool:
-    return path.is_file() and path.read_bytes() == expected
-
-
-def _foreign(root: Path, cache: Cache) -> Iterator[Fault]:
-    """Files that no record knows."""
-    known = {root / name for name in cache.fingerprints} | {root / ROOT / "zarr.json"}
-    for index, segment in cache.segments.items():
-        folder = cache.segment_folder(index)
-        known |= {folder / name for name in segment.files} | {folder / "zarr.json"}
-    top_level = [path for path in root.iterdir() if path.name not in _TOP_LEVEL]
-    logged = {cache.segment_folder(index) for index in cache.segments}
-    unlogged = set(cache.segment_folders()) - logged
-    below = [
-        path
-        for path in (root / ROOT).rglob("*")
-        if not path.is_dir() and path not in known and not unlogged & set(path.parents)
-    ]
-    for path in sorted(top_level + below):
-        yield Fault(path=str(path), problem=f"{path}: no part of the cache, nothing reads it")
+    def _foreign(self) -> Iterator[Fault]:
+        """Files that no record knows."""
+        unlogged = tuple(f"{segment_folder(index)}/" for index in self._unlogged())
+        for name in self._storage.names():
+            if name in self._known or name.startswith(unlogged) or name.split("/")[0] in _UNCHECKED:
+                continue
+            problem = f"{self._storage.place(name)}: no part of the cache, nothing reads it"
+            yield self._fault(name, problem)

@@ -2,6 +2,7 @@
 
 from .arrivals import Arrivals
 from .channel import Cancelled, Channel, ChannelClosed
+from .heartbeat import repeating
 from .interrupt import Interrupted, stop_on_signals
 from .ordered import ordered_map
 from .pipeline import Pipeline, StageStuckError
@@ -17,5 +18,6 @@ __all__ = [
     "StageStatistics",
     "StageStuckError",
     "ordered_map",
+    "repeating",
     "stop_on_signals",
 ]

@@ -8,13 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dflash_cache.cache import (
-    Cache,
-    CacheContent,
-    CacheWriter,
-    require_free_folder,
-    writer_lock,
-)
+from dflash_cache.cache import Cache, CacheWriter, PlannedPart
 from dflash_cache.config import ExtractConfig, to_json
 from dflash_cache.errors import DataError
 from dflash_cache.pipeline import Pipeline, StageStatistics
@@ -22,7 +16,7 @@ from dflash_cache.target import LayerCapture
 
 from .extraction import Extraction, dropped_by_reason, load_captures
 from .plan import require_room
-from .preparation import Preparation, open_matching, prepare
+from .preparation import Preparation, missing_segments, open_matching, part_in, prepare
 from .progress import OnProgress, ignore
 
 
@@ -47,17 +41,17 @@ def extracting(
 
     Without anything left to do it is empty, and no target is loaded.
     """
-    cache = open_matching(preparation)
-    if cache is not None and len(cache.segments) == len(preparation.plan):
+    storage, cache = preparation.storage, open_matching(preparation)
+    if cache is not None and not _is_left(preparation, cache):
         with Pipeline("extract") as pipeline:
             yield cache, pipeline, None
         return
     if cache is None:
-        require_free_folder(preparation.config.cache)
+        storage.require_free()
     require_room(preparation, cache)
-    with writer_lock(preparation.config.cache):
+    with storage.lock():
         captures = load_captures(preparation)
-        cache = open_matching(preparation) or _create(preparation, captures)
+        cache = _lay_out(preparation, captures)
         try:
             with Pipeline("extract") as pipeline:
                 extraction = Extraction(
@@ -70,30 +64,34 @@ def extracting(
                 capture.close()
 
 
+def _is_left(preparation: Preparation, cache: Cache) -> bool:
+    appends = part_in(preparation, cache) is None
+    return appends or bool(missing_segments(preparation, cache))
+
+
 def _require_sequences(cache: Cache) -> None:
     if not any(segment.num_sequences for segment in cache.segments.values()):
         row = cache.ledger[-1]
         raise DataError(
-            f"{cache.root}: every row was left out, the last one, row {row.row_id}, for "
+            f"{cache.address}: every row was left out, the last one, row {row.row_id}, for "
             f"{row.reason} ({row.detail}); is the target whole, and --dtype right for it?"
         )
 
 
-def _create(preparation: Preparation, captures: Mapping[str, LayerCapture]) -> Cache:
-    config = preparation.config
+def _lay_out(preparation: Preparation, captures: Mapping[str, LayerCapture]) -> Cache:
+    """The cache with these settings' dataset part in it, made or extended if need be."""
+    config, cache = preparation.config, open_matching(preparation)
     settings = json.loads(to_json(replace(config, data=config.data.absolute())))
     if Path(config.target).is_dir():
         settings["target"] = str(Path(config.target).absolute())
-    content = cache_content(preparation, captures)
-    return Cache.create(config.cache, preparation.spec, settings, content)
-
-
-def cache_content(preparation: Preparation, captures: Mapping[str, LayerCapture]) -> CacheContent:
-    """Plan, ledger and the target's parts."""
-    target = next(iter(captures.values())).target
-    return CacheContent(
-        plan=preparation.plan, dropped=preparation.survey.dropped, target=target.parts()
-    )
+    part = PlannedPart(segments=preparation.plan, dropped=preparation.survey.dropped)
+    if cache is None:
+        target = next(iter(captures.values())).target.parts()
+        return Cache.create(preparation.storage, preparation.spec, settings, target, part)
+    if part_in(preparation, cache) is None:
+        parts = (*cache.spec.parts, *preparation.spec.parts)
+        cache.append(replace(preparation.spec, parts=parts), settings, part)
+    return cache
 
 
 def extract_report(

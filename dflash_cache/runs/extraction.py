@@ -15,7 +15,7 @@ from dflash_cache.pipeline import Arrivals, Channel, Pipeline
 from dflash_cache.target import BatchCapture, LayerCapture, Target, capture_batch
 from dflash_cache.types import CommittedSegment, SegmentPlan, TokenSequence
 
-from .preparation import Preparation
+from .preparation import Preparation, missing_segments
 from .progress import OnProgress, Progress
 
 ROWS_AHEAD = 2  # segments of token ids read ahead for each worker
@@ -63,7 +63,7 @@ class Extraction:
         self._began = time.perf_counter()
         self.wall_s = 0.0  # from the start until the last segment was committed
         self.committed: Arrivals[int] = pipeline.arrivals("committed", cache.segments)
-        missing = [plan for plan in preparation.plan if plan.index not in cache.segments]
+        missing = missing_segments(preparation, cache)
         config = preparation.config
         workers = [captures[device] for device in preparation.devices]
         plans: Channel[SegmentPlan] = pipeline.source("plan", missing)
@@ -142,7 +142,7 @@ class Extraction:
                 Progress(
                     phase="extract",
                     done=len(segments),
-                    total=len(self._preparation.plan),
+                    total=self._cache.spec.first_segments[-1],
                     unit="segments",
                     figures={"tokens": f"{tokens:,}", "stored": f"{stored_bytes / 1e6:,.0f} MB"},
                 )

@@ -3,12 +3,12 @@
 from collections import Counter
 from typing import Any
 
-from dflash_cache.cache import Cache, estimate_bytes, free_bytes
+from dflash_cache.cache import Cache, estimate_bytes
 from dflash_cache.config import PlanConfig
 from dflash_cache.data import plan_batches
 from dflash_cache.errors import ConfigError
 
-from .preparation import Preparation, prepare
+from .preparation import Preparation, missing_segments, prepare
 
 
 def plan(config: PlanConfig) -> dict[str, Any]:
@@ -35,19 +35,18 @@ def plan(config: PlanConfig) -> dict[str, Any]:
         "batches": len(batches),
         "padding": round(1 - num_tokens / padded, 4),
         "bytes_estimated": estimate_bytes(preparation.spec, num_tokens, len(segments)),
-        "free_bytes": free_bytes(config.cache),
+        "free_bytes": preparation.storage.free_bytes(),
     }
 
 
 def require_room(preparation: Preparation, cache: Cache | None) -> None:
     """``ConfigError`` if what is left to extract will not fit on the disk."""
     config, spec = preparation.config, preparation.spec
-    done = cache.segments if cache else {}
-    missing = [segment for segment in preparation.plan if segment.index not in done]
+    missing = missing_segments(preparation, cache)
     num_tokens = sum(segment.num_tokens for segment in missing)
     estimates = estimate_bytes(spec, num_tokens, len(missing))
-    needed, free = estimates[spec.codec], free_bytes(config.cache)
-    if needed > free:
+    needed, free = estimates[spec.codec], preparation.storage.free_bytes()
+    if free is not None and needed > free:
         choices = ", ".join(f"{name} {shown_bytes(size)}" for name, size in estimates.items())
         raise ConfigError(
             f"--cache {config.cache}: about {shown_bytes(needed)} are needed and "

@@ -1,10 +1,20 @@
 """Everything about an extraction that is settled before a target is loaded."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from dflash_cache.cache import CODECS, Cache, CacheSpec, require_same_identity
+from dflash_cache.cache import (
+    CODECS,
+    SPEC,
+    Cache,
+    CacheSpec,
+    DatasetPart,
+    Storage,
+    open_storage,
+    part_number,
+    require_same_identity,
+)
 from dflash_cache.config import ExtractConfig
 from dflash_cache.data import Survey, TokenRows, plan_segments, survey
 from dflash_cache.drafter.config import default_target_layer_ids
@@ -20,9 +30,10 @@ DEFAULT_MAX_SEQ_LEN = 3072
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preparation:
-    """A checked dataset, its plan, and the identity of the cache to be."""
+    """A checked dataset, its plan, and the identity of the cache to be: one of its parts."""
 
     config: ExtractConfig
+    storage: Storage
     devices: tuple[str, ...]
     target_folder: Path
     target_shape: TargetShape
@@ -46,20 +57,30 @@ def prepare(config: ExtractConfig, *, spare_last: bool = False) -> Preparation:
         rows, vocab_size=shape.vocab_size, max_seq_len=max_seq_len, too_long=config.too_long
     )
     _require_rows(config, rows, found)
+    plan = plan_segments(
+        found.row_ids, found.lengths, seed=config.plan_seed, segment_tokens=config.segment_tokens
+    )
+    part = DatasetPart(
+        dataset=str(config.data),
+        dataset_fingerprint=found.fingerprint,
+        num_rows=rows.num_rows,
+        num_segments=len(plan),
+        limit=config.limit,
+        max_seq_len=max_seq_len,
+        too_long=config.too_long,
+        segment_tokens=config.segment_tokens,
+        plan_seed=config.plan_seed,
+    )
     return Preparation(
         config=config,
+        storage=open_storage(config.cache),
         devices=devices,
         target_folder=folder,
         target_shape=shape,
         rows=rows,
         survey=found,
-        plan=plan_segments(
-            found.row_ids,
-            found.lengths,
-            seed=config.plan_seed,
-            segment_tokens=config.segment_tokens,
-        ),
-        spec=_spec(config, shape, found.fingerprint, max_seq_len, devices[0]),
+        plan=plan,
+        spec=_spec(config, shape, part, devices[0]),
     )
 
 
@@ -72,49 +93,62 @@ def _require_rows(config: ExtractConfig, rows: TokenRows, found: Survey) -> None
         )
 
 
-def _spec(
-    config: ExtractConfig, shape: TargetShape, fingerprint: str, max_seq_len: int, device: str
-) -> CacheSpec:
+def _spec(config: ExtractConfig, shape: TargetShape, part: DatasetPart, device: str) -> CacheSpec:
     layer_ids = config.target_layers or default_target_layer_ids(
         shape.num_layers, DEFAULT_CONTEXT_LAYERS
     )
     shape.check_layer_ids(layer_ids)
     return CacheSpec(
         **asdict(identify_target(config.target, config.revision)),
-        dataset=str(config.data),
-        dataset_fingerprint=fingerprint,
         target_layer_ids=layer_ids,
         num_target_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
         vocab_size=shape.vocab_size,
         dtype=default_dtype(device, config.dtype),
         codec=CODECS[config.codec].name,
-        max_seq_len=max_seq_len,
-        too_long=config.too_long,
-        segment_tokens=config.segment_tokens,
-        plan_seed=config.plan_seed,
-        limit=config.limit,
+        parts=(part,),
     )
 
 
 def open_matching(preparation: Preparation) -> Cache | None:
-    """The cache that these settings made before, if any; ``CacheMismatchError`` if others did."""
-    root = preparation.config.cache
-    if not Cache.exists(root):
+    """The cache that these settings belong to, if it exists; ``CacheMismatchError`` if others'."""
+    if not preparation.storage.exists(SPEC):
         return None
-    cache = Cache.open(root)
-    require_matching(preparation, cache)
+    cache = Cache.open(preparation.storage)
+    part_in(preparation, cache)
     return cache
 
 
-def require_matching(preparation: Preparation, cache: Cache) -> None:
-    """``CacheMismatchError`` naming what differs, unless these settings made ``cache``."""
-    require_same_identity(
-        preparation.spec,
-        cache.spec,
-        what=f"--cache {cache.root} was made with other settings",
-        remedy="Use the settings that made it, or another --cache",
-    )
+def part_in(preparation: Preparation, cache: Cache) -> int | None:
+    """Which dataset part of ``cache`` these settings made; None if ``append`` will add it.
+
+    ``CacheMismatchError`` names what differs where the two do not belong together.
+    """
+    what = f"--cache {cache.address} was made with other settings"
+    remedy = "Use the settings that made it, or another --cache"
+    form = replace(preparation.spec, parts=cache.spec.parts)
+    require_same_identity(form, cache.spec, what=what, remedy=remedy)
+    number = part_number(cache.spec, preparation.spec.parts[0])
+    if number is None and not preparation.config.append:
+        require_same_identity(
+            preparation.spec,
+            replace(cache.spec, parts=cache.spec.parts[-1:]),
+            what=what,
+            remedy=f"{remedy}. More rows are added to a cache with --append",
+        )
+    return number
+
+
+def missing_segments(preparation: Preparation, cache: Cache | None) -> list[SegmentPlan]:
+    """What is left to extract of these settings' share, with the indices of the whole cache."""
+    number = None if cache is None else part_in(preparation, cache)
+    if cache is None or number is None:
+        first, done = 0, {}
+    else:
+        first, done = cache.spec.first_segments[number], cache.segments
+    share, count = preparation.config.share_of_segments
+    segments = [replace(plan, index=plan.index + first) for plan in preparation.plan[share::count]]
+    return [plan for plan in segments if plan.index not in done]
 
 
 def _max_seq_len(config: ExtractConfig, shape: TargetShape) -> int:

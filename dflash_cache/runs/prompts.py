@@ -34,11 +34,12 @@ def choose_prompts(
     row_ids, held_out = found.row_ids, False
     if training:
         spec = CacheSpec.from_dict(training["cache"])
-        if spec.limit is not None:
-            _, found = _survey(config, drafter, num_tokens, limit=spec.limit)
-        held_out = found.fingerprint == spec.dataset_fingerprint
-        if held_out:
-            row_ids = np.intersect1d(found.row_ids, np.array(training["held_out_rows"], np.int64))
+        held_out_rows = np.array(training["held_out_rows"], np.int64)
+        for part, first_row in zip(spec.parts, spec.first_rows, strict=False):
+            _, same = _survey(config, drafter, num_tokens, limit=part.limit)
+            if same.fingerprint == part.dataset_fingerprint:
+                held_out = True
+                row_ids = np.intersect1d(same.row_ids, held_out_rows - first_row)
     if not len(row_ids):
         raise ConfigError(f"--data {config.data}: no held-out row to evaluate on; see --holdout")
     token_ids = []

@@ -51,7 +51,7 @@ def train(config: TrainConfig, on_progress: OnProgress = ignore) -> dict[str, An
     """
     began = time.perf_counter()
     cache = Cache.open(config.cache)
-    cache.require_complete(len(cache.plan))
+    cache.require_complete()
     with writer_lock(config.out, "--out"):
         run = TrainingRun(config, cache)
         with Pipeline("train") as pipeline:

@@ -1,28 +1,32 @@
 """``verify``: every byte of a cache, and its repair."""
 
+import re
+from bisect import bisect_right
+from collections.abc import Collection
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from dflash_cache.cache import (
-    LOG,
     ROOT,
     SPEC,
+    TARGET,
     Cache,
     Fault,
-    rebuild_log,
+    PlannedPart,
+    Storage,
+    open_storage,
+    rebuild_commits,
     restore_spec,
     rewrite_content,
     uncommit,
     verify_cache,
-    writer_lock,
 )
 from dflash_cache.config import ExtractConfig, VerifyConfig, build
-from dflash_cache.errors import CacheCorruptError
+from dflash_cache.errors import CacheCorruptError, ConfigError
 
-from .extract import cache_content, extract
+from .extract import extract
 from .extraction import load_captures
-from .preparation import Preparation, prepare, require_matching
+from .preparation import Preparation, part_in, prepare
 from .progress import OnProgress, ignore
 
 
@@ -32,52 +36,89 @@ def verify(config: VerifyConfig, on_progress: OnProgress = ignore) -> dict[str, 
     Returns the report: segments, missing (planned and not extracted yet), chunks, bad [{path,
     problem, segment, rows}] as it is at the end, and repaired, the number of faults mended.
     """
-    root = config.cache
-    before = faults = verify_cache(root)
-    if config.repair and (faults or _num_missing(root)):
-        faults = _repair(config, on_progress)
+    storage = open_storage(config.cache)
+    before = faults = verify_cache(storage)
+    if config.repair and (faults or _num_missing(storage)):
+        faults = _repair(config, storage, on_progress)
     remaining = {fault.path for fault in faults}
-    readable = not remaining & {str(root / SPEC), str(root / LOG)}
-    segments = Cache.open(root).segments.values() if readable else ()
+    readable = not remaining & {storage.place(SPEC), storage.place(storage.commits.name)}
+    segments = Cache.open(storage).segments.values() if readable else ()
     return {
         "segments": len(segments),
-        "missing": _num_missing(root) if readable else 0,
-        "chunks": sum(len(segment.chunk_crcs) for segment in segments),
+        "missing": _num_missing(storage) if readable else 0,
+        "chunks": sum(segment.num_chunks for segment in segments),
         "bad": [asdict(fault) for fault in faults],
         "repaired": sum(fault.path not in remaining for fault in before),
     }
 
 
-def _num_missing(root: Path) -> int:
+def _num_missing(storage: Storage) -> int:
     try:
-        cache = Cache.open(root)
-        return len(cache.plan) - len(cache.segments)
+        cache = Cache.open(storage)
     except CacheCorruptError:
         return 0  # the fault that stands in the way is reported itself
+    return cache.spec.first_segments[-1] - len(cache.segments)
 
 
-def _repair(config: VerifyConfig, on_progress: OnProgress) -> list[Fault]:
-    root = config.cache
-    with writer_lock(root):
-        for name, restore in ((SPEC, restore_spec), (LOG, rebuild_log)):
-            if any(Path(fault.path) == root / name for fault in verify_cache(root, alone=True)):
-                restore(root)
-        faults = verify_cache(root, alone=True)
-        cache = Cache.open(root)
-        # Nothing is given up before dataset and target are known to be those of the cache.
-        preparation = prepare(_extract_config(config, cache))
-        require_matching(preparation, cache)
-        _rewrite_content(preparation, cache, faults)
+def _repair(config: VerifyConfig, storage: Storage, on_progress: OnProgress) -> list[Fault]:
+    with storage.lock():
+        restores = ((SPEC, restore_spec), (storage.commits.name, rebuild_commits))
+        for name, restore in restores:
+            faults = verify_cache(storage, alone=True)
+            if any(fault.path == storage.place(name) for fault in faults):
+                restore(storage)
+        faults = verify_cache(storage, alone=True)
+        cache = Cache.open(storage)
+        # Nothing is given up before datasets and target are known to be those of the cache.
+        preparations = _preparations(config, cache, faults)
+        _rewrite_content(preparations, cache, faults)
         uncommit(cache, {fault.segment for fault in faults if fault.segment is not None})
-    extract(preparation.config, on_progress)
-    return verify_cache(root)
+    for preparation in preparations.values():
+        extract(preparation.config, on_progress)
+    return verify_cache(storage)
 
 
-def _extract_config(config: VerifyConfig, cache: Cache) -> ExtractConfig:
-    """The settings that made the cache, on this machine and with what the user says now."""
-    settings = dict(cache.settings) | {
-        "cache": config.cache,
+def _preparations(
+    config: VerifyConfig, cache: Cache, faults: Collection[Fault]
+) -> dict[int, Preparation]:
+    """One for each dataset part that something is to be made again of."""
+    bounds = cache.spec.first_segments
+    lost = {fault.segment for fault in faults if fault.segment is not None}
+    lost |= set(range(bounds[-1])) - cache.segments.keys()
+    found = {bisect_right(bounds, index) - 1 for index in lost}
+    numbers = found | {
+        number for name in _damaged_files(cache, faults) if (number := _part_of(name)) is not None
+    }
+    if len(numbers) > 1 and config.data:
+        raise ConfigError(
+            f"--data {config.data}: {len(numbers)} datasets are needed for this repair; put them "
+            "where they were: " + ", ".join(cache.spec.parts[n].dataset for n in sorted(numbers))
+        )
+    preparations = {}
+    for number in sorted(numbers) or [0]:
+        preparations[number] = prepare(_extract_config(config, cache, number))
+        part_in(preparations[number], cache)
+    return preparations
+
+
+def _part_of(name: str) -> int | None:
+    """The dataset part that a plan's or ledger's file belongs to; None for the target's."""
+    if name.startswith(TARGET):
+        return None
+    return next((int(word) for word in re.split("[/.]", name) if word.isdecimal()), None)
+
+
+def _damaged_files(cache: Cache, faults: Collection[Fault]) -> set[str]:
+    damaged = {fault.path for fault in faults if fault.segment is None}
+    return {name for name in cache.fingerprints if cache.storage.place(name) in damaged}
+
+
+def _extract_config(config: VerifyConfig, cache: Cache, number: int) -> ExtractConfig:
+    """The settings that made a dataset part, on this machine and with what the user says now."""
+    settings = dict(cache.settings[number]) | {
+        "cache": str(config.cache),
         "dtype": cache.spec.dtype,
+        "share": None,
         "devices": config.devices,
         "trust_remote_code": config.trust_remote_code,  # never because a cache says so
     }
@@ -85,10 +126,17 @@ def _extract_config(config: VerifyConfig, cache: Cache) -> ExtractConfig:
     return build(ExtractConfig, settings, moved)
 
 
-def _rewrite_content(preparation: Preparation, cache: Cache, faults: list[Fault]) -> None:
-    damaged = {Path(fault.path) for fault in faults if fault.segment is None}
-    names = {name for name in cache.fingerprints if cache.root / name in damaged}
-    if not names and cache.root / ROOT / "zarr.json" not in damaged:
+def _rewrite_content(
+    preparations: dict[int, Preparation], cache: Cache, faults: list[Fault]
+) -> None:
+    names = _damaged_files(cache, faults)
+    copy = cache.storage.place(f"{ROOT}/zarr.json")
+    if not names and all(fault.path != copy for fault in faults):
         return
-    captures = load_captures(preparation)
-    rewrite_content(cache, cache_content(preparation, captures), names)
+    parts = {
+        number: PlannedPart(segments=preparation.plan, dropped=preparation.survey.dropped)
+        for number, preparation in preparations.items()
+    }
+    captures = load_captures(next(iter(preparations.values())))
+    target = next(iter(captures.values())).target.parts()
+    rewrite_content(cache, target, parts, names)

@@ -1,0 +1,17 @@
+"""``merge``."""
+
+from dflash_cache.config import MergeConfig
+
+from .options import with_options
+
+
+@with_options(MergeConfig)
+def command(config: MergeConfig, as_json: bool) -> None:
+    """Make one cache of several: of different rows, or shares extracted on different machines."""
+    from dflash_cache.runs.merge import merge
+
+    from .render import print_report
+    from .reports import merge_tables
+
+    report = merge(config)
+    print_report(report, merge_tables(report), as_json=as_json)

@@ -1,0 +1,111 @@
+"""One writer at a time in an object store: a lease, taken and renewed by conditional puts."""
+
+import json
+import os
+import socket
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from dflash_cache.errors import CacheBusyError
+from dflash_cache.pipeline import repeating
+
+from .layout import LOCK
+from .lock import holder
+from .object_store import ObjectStore, naming, obstore
+
+LEASE_S = 60.0  # a holder on another machine that died blocks for as long
+RENEW_S = 15.0
+
+
+class Lease:
+    """The ``lock`` object: who writes, and until when unless it is renewed."""
+
+    def __init__(self, store: ObjectStore, place: str) -> None:
+        self._store = store
+        self._place = place
+        self._tag: str | None = None  # of our last put; None while we do not hold it
+        self._until = 0.0
+        self._nonce = uuid.uuid4().hex
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the lease; ``CacheBusyError`` at once if a live writer has it."""
+        self._take()
+        try:
+            with repeating(self._renew, RENEW_S):
+                yield
+        finally:
+            self._release()
+
+    def require(self) -> None:
+        """``CacheBusyError`` if the lease ran out, as when the store was away for too long."""
+        if time.time() >= self._until:
+            raise CacheBusyError(
+                f"{self._place}: the right to write ran out, for it could not be renewed in time; "
+                "run the same command again"
+            )
+
+    def holder(self) -> dict[str, Any] | None:
+        """The live writer, if there is one."""
+        record, _ = self._read()
+        return record if record is not None and _is_alive(record) else None
+
+    def _read(self) -> tuple[dict[str, Any] | None, str | None]:
+        try:
+            with naming(self._place):
+                found = obstore.get(self._store, LOCK)
+                return dict(json.loads(bytes(found.bytes()))), found.meta["e_tag"]
+        except FileNotFoundError:
+            return None, None
+
+    def _take(self) -> None:
+        record, tag = self._read()
+        if record is not None and _is_alive(record):
+            raise self._busy(record)
+        try:
+            self._put(LEASE_S, "create" if record is None else {"e_tag": tag})
+        except (obstore.exceptions.AlreadyExistsError, obstore.exceptions.PreconditionError):
+            raise self._busy(self._read()[0]) from None  # another one was faster
+
+    def _busy(self, record: dict[str, Any] | None) -> CacheBusyError:
+        return CacheBusyError(
+            f"{self._place.rsplit('/', 1)[0]} is being written by another process "
+            f"({json.dumps(record)}); wait until it ends, or choose another --cache"
+        )
+
+    def _put(self, seconds: float, mode: Any) -> None:
+        until = time.time() + seconds
+        record = holder() | {"until": until, "nonce": self._nonce}
+        put = obstore.put(self._store, LOCK, json.dumps(record).encode(), mode=mode)
+        self._tag, self._until = put["e_tag"], until
+
+    def _renew(self) -> None:
+        try:
+            self._put(LEASE_S, {"e_tag": self._tag})
+        except obstore.exceptions.PreconditionError:
+            record, tag = self._read()
+            if record is None or record["nonce"] != self._nonce:
+                self._until = 0.0  # another one has taken over: whatever is written now fails
+            else:  # a renewal arrived whose answer was lost
+                self._tag = tag
+        except obstore.exceptions.BaseError:
+            return  # the store is away: the lease runs out unless a later renewal arrives
+
+    def _release(self) -> None:
+        if time.time() < self._until:
+            self._put(0.0, {"e_tag": self._tag})
+        self._tag, self._until = None, 0.0
+
+
+def _is_alive(record: dict[str, Any]) -> bool:
+    if record["host"] == socket.gethostname():
+        try:
+            os.kill(record["pid"], 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass  # another user's process
+    return bool(time.time() < record["until"])

@@ -1,0 +1,154 @@
+"""A cache in a local folder."""
+
+import os
+import shutil
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from dflash_cache.errors import CacheCorruptError, ConfigError
+
+from .commits import CommitLog
+from .durable import fsync_path, remove_tree, write_atomically
+from .layout import LEDGERS, LOCK, LOG, ROOT, SEGMENTS, SPEC, STAGING
+from .lock import is_being_written, writer_lock
+from .record import own_record
+
+
+class LocalReader:
+    """One file, read straight into the caller's buffers."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = os.open(path, os.O_RDONLY)
+        self.size = os.fstat(self._descriptor).st_size
+
+    def read_into(self, buffers: list[memoryview], offset: int) -> None:
+        buffers = [buffer for buffer in buffers if len(buffer)]
+        while buffers:
+            count = os.preadv(self._descriptor, buffers, offset)
+            if not count:
+                expected = offset + sum(len(buffer) for buffer in buffers)
+                raise CacheCorruptError(f"{self._path}: ends at byte {offset}, expected {expected}")
+            offset += count
+            while buffers and count >= len(buffers[0]):  # a read may be short
+                count -= len(buffers.pop(0))
+            if buffers:
+                buffers[0] = buffers[0][count:]
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+class LocalStorage:
+    """A folder. Renames and fsyncs make what is written whole and durable."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.address = str(root)
+        self.commits = CommitLog(root / LOG)
+
+    def place(self, name: str) -> str:
+        return str(self.root / name)
+
+    def exists(self, name: str) -> bool:
+        return (self.root / name).exists()
+
+    def read(self, name: str) -> bytes:
+        return (self.root / name).read_bytes()
+
+    def open(self, name: str) -> LocalReader:
+        return LocalReader(self.root / name)
+
+    def names(self, prefix: str = "") -> list[str]:
+        paths = (self.root / prefix).rglob("*")
+        return sorted(p.relative_to(self.root).as_posix() for p in paths if not p.is_dir())
+
+    def folders(self, prefix: str) -> list[str]:
+        folder = self.root / prefix
+        return sorted(p.name for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
+
+    def write(self, name: str, data: bytes) -> None:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, data)
+
+    def take(self, folder: Path, name: str) -> None:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder.rename(path)
+        fsync_path(path.parent)
+
+    def copy(self, name: str, path: Path) -> None:
+        try:
+            path.hardlink_to(self.root / name)
+        except OSError:  # another file system, or one without hard links
+            shutil.copyfile(self.root / name, path)
+
+    def discard(self, names: Iterable[str]) -> None:
+        staging = self.root / STAGING
+        staging.mkdir(exist_ok=True)
+        for name in names:
+            path = self.root / name
+            remove_tree(staging / path.name)
+            path.rename(staging / path.name)
+            fsync_path(path.parent)
+            remove_tree(staging / path.name)
+
+    def recover(self) -> None:
+        self.commits.cut_unterminated_line()
+        committed = self.commits.read()
+        for name in self.folders(SEGMENTS):
+            if int(name) not in committed:  # in place, durable, when a crash came before its line
+                self.commits.append(own_record(self, int(name)).committed())
+
+    def staging(self) -> Path:
+        folder = self.root / STAGING
+        remove_tree(folder)
+        folder.mkdir(parents=True)
+        return folder
+
+    def require_free(self) -> None:
+        root = self.root
+        if not root.exists():
+            return
+        if not root.is_dir():
+            raise ConfigError(f"--cache {root} is a file; name a new or empty folder")
+        if (root / LOG).exists() or self.folders(SEGMENTS):
+            raise CacheCorruptError(
+                f"{root / SPEC} is missing beside committed segments; mend it with: "
+                f"dflash-cache verify --cache {root} --repair"
+            )
+        foreign = self._others("", {LOCK, STAGING, ROOT, LEDGERS})
+        foreign += self._others(STAGING, {ROOT, LEDGERS})
+        foreign += self._others(ROOT, {"plan", "segments", "target", "zarr.json"})
+        if foreign:
+            raise ConfigError(
+                f"--cache {root} is a folder with other things in it "
+                f"({', '.join(foreign[:5])}); name a new or empty folder"
+            )
+
+    def _others(self, folder: str, ours: set[str]) -> list[str]:
+        """What is in ``folder`` and not ours, nor left of a ``spec.json`` in the making."""
+        if not (self.root / folder).is_dir():
+            return []
+        names = {path.name for path in (self.root / folder).iterdir()} - ours
+        return sorted(str(Path(folder, name)) for name in names if not name.startswith(f".{SPEC}."))
+
+    def clear(self) -> None:
+        for leftover in self.root.glob(f".{SPEC}.*"):
+            leftover.unlink()
+        for name in (STAGING, ROOT, LEDGERS):
+            remove_tree(self.root / name)
+
+    def free_bytes(self) -> int | None:
+        existing = self.root.absolute()
+        while not existing.exists():
+            existing = existing.parent
+        return shutil.disk_usage(existing).free
+
+    def lock(self) -> AbstractContextManager[None]:
+        return writer_lock(self.root)
+
+    def is_being_written(self) -> bool:
+        return is_being_written(self.root)

@@ -1,0 +1,83 @@
+"""Several caches of one identity become one: the same files under new numbers."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from dflash_cache.errors import CacheMismatchError
+from dflash_cache.types import CommittedSegment
+
+from .cache import Cache
+from .durable import fsync_tree
+from .layout import SPEC, segment_folder, segment_name
+from .segment import SHARD_KEY
+from .spec import CacheSpec, differences, part_number
+from .storage import Storage
+from .writer import CacheWriter
+
+
+def merge_caches(sources: Sequence[Cache], into: Storage) -> Cache:
+    """Make or extend the cache ``into`` with all dataset parts and segments of ``sources``.
+
+    A part that several have, as when machines shared one plan, becomes one with the segments of
+    all. Committed segments are taken as they are, by hard links where the file system allows. A
+    merge that was cut short goes on. The caller holds ``into``'s lock.
+    """
+    merged = _with_all_parts(sources, into)
+    writer, staging = CacheWriter(merged), into.staging()
+    for source in sources:
+        for index in sorted(source.segments):
+            place = _place_of(source.spec, index, merged.spec)
+            if place not in merged.segments:
+                writer.commit(*_renumbered(source, index, staging, place))
+    return merged
+
+
+def _with_all_parts(sources: Sequence[Cache], into: Storage) -> Cache:
+    first = sources[0]
+    if into.exists(SPEC):
+        merged = Cache.open(into)
+    else:
+        spec = replace(first.spec, parts=first.spec.parts[:1])
+        merged = Cache.create(into, spec, first.settings[0], first.target, first.part(0))
+    for source in sources:
+        _require_same_form(source, merged)
+        for number, part in enumerate(source.spec.parts):
+            if part_number(merged.spec, part) is None:
+                spec = replace(merged.spec, parts=(*merged.spec.parts, part))
+                merged.append(spec, source.settings[number], source.part(number))
+    return merged
+
+
+def _require_same_form(source: Cache, merged: Cache) -> None:
+    found = replace(source.spec, parts=merged.spec.parts)
+    if differing := differences(found, merged.spec):
+        raise CacheMismatchError(
+            f"{source.address} cannot be merged with {merged.address}:\n  "
+            + "\n  ".join(differing)
+            + "\nOnly caches of one target, with one form of states, become one"
+        )
+
+
+def _place_of(spec: CacheSpec, index: int, merged: CacheSpec) -> int:
+    """The index in ``merged`` of segment ``index`` of ``spec``."""
+    source_part = bisect_right(spec.first_segments, index) - 1
+    merged_part = part_number(merged, spec.parts[source_part])
+    assert merged_part is not None
+    return index - spec.first_segments[source_part] + merged.first_segments[merged_part]
+
+
+def _renumbered(
+    source: Cache, index: int, staging: Path, place: int
+) -> tuple[Path, CommittedSegment]:
+    record, folder = source.record(index), staging / segment_name(place)
+    files = [*record.files, SHARD_KEY] if record.num_tokens else list(record.files)
+    for name in files:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        source.storage.copy(f"{segment_folder(index)}/{name}", path)
+    record = replace(record, index=place)
+    (folder / "zarr.json").write_bytes(record.to_bytes())
+    fsync_tree(folder)
+    return folder, record.committed()

@@ -1,0 +1,30 @@
+"""``merge``: several caches become one."""
+
+from typing import Any
+
+from dflash_cache.cache import Cache, merge_caches, open_storage
+from dflash_cache.config import MergeConfig
+from dflash_cache.errors import ConfigError
+
+
+def merge(config: MergeConfig) -> dict[str, Any]:
+    """Put the segments of ``config.caches`` together in ``config.into``.
+
+    Returns the report: segments, missing (planned and in no source), sequences, tokens, parts,
+    bytes_stored.
+    """
+    into = open_storage(config.into)
+    sources = [Cache.open(address) for address in config.caches]
+    if not sources or any(source.address == into.address for source in sources):
+        raise ConfigError(f"--into {config.into}: name at least one cache, and another folder")
+    with into.lock():
+        cache = merge_caches(sources, into)
+    segments = cache.segments.values()
+    return {
+        "segments": len(segments),
+        "missing": cache.spec.first_segments[-1] - len(segments),
+        "sequences": sum(segment.num_sequences for segment in segments),
+        "tokens": sum(segment.num_tokens for segment in segments),
+        "parts": len(cache.spec.parts),
+        "bytes_stored": sum(segment.bytes_stored for segment in segments),
+    }
