@@ -10,7 +10,8 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import typer
 from rich.markup import escape
 
-from dflash_cache.config import Config, build, flag_of, load_toml, options_of
+from dflash_cache.config import Config
+from dflash_cache.settings import build, flag_of, load_toml, options_of
 
 Run = Callable[[Any, bool], None]
 

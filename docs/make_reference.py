@@ -15,10 +15,9 @@ from dflash_cache.config import (
     PlanConfig,
     TrainConfig,
     VerifyConfig,
-    flag_of,
-    options_of,
 )
 from dflash_cache.runs.demo import demo_settings
+from dflash_cache.settings import flag_of, options_of
 
 PAGE = Path(__file__).parent / "reference" / "commands.md"
 EXAMPLES = {

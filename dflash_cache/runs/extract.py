@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from dflash_cache.cache import Cache, CacheWriter, PlannedPart
-from dflash_cache.config import ExtractConfig, to_json
+from dflash_cache.config import ExtractConfig
 from dflash_cache.errors import DataError
 from dflash_cache.pipeline import Pipeline, StageStatistics
+from dflash_cache.settings import to_json
 from dflash_cache.target import LayerCapture
 
 from .extraction import Extraction, dropped_by_reason, load_captures

@@ -17,12 +17,13 @@ from dflash_cache.cache import (
     write_atomically,
     writer_lock,
 )
-from dflash_cache.config import TrainConfig, flag_of, to_json
+from dflash_cache.config import TrainConfig
 from dflash_cache.drafter.config import DrafterConfig
 from dflash_cache.drafter.export import export_drafter
 from dflash_cache.drafter.model import DFlashDrafter
 from dflash_cache.errors import CacheMismatchError, ConfigError, DataError
 from dflash_cache.pipeline import Pipeline, StageStatistics
+from dflash_cache.settings import flag_of, to_json
 from dflash_cache.target import reserved_tokens
 from dflash_cache.train import (
     DrafterStep,

@@ -21,8 +21,9 @@ from dflash_cache.cache import (
     uncommit,
     verify_cache,
 )
-from dflash_cache.config import ExtractConfig, VerifyConfig, build
+from dflash_cache.config import ExtractConfig, VerifyConfig
 from dflash_cache.errors import CacheCorruptError, ConfigError
+from dflash_cache.settings import build
 
 from .extract import extract
 from .extraction import load_captures

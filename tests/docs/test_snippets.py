@@ -17,14 +17,9 @@ import typer
 
 from dflash_cache import demo
 from dflash_cache.cli.main import app
-from dflash_cache.config import (
-    BothConfig,
-    EvaluateConfig,
-    ExtractConfig,
-    VerifyConfig,
-    options_of,
-)
+from dflash_cache.config import BothConfig, EvaluateConfig, ExtractConfig, VerifyConfig
 from dflash_cache.runs.extract import extract
+from dflash_cache.settings import options_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

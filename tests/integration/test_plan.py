@@ -8,6 +8,7 @@ import pytest
 
 from dflash_cache import demo
 from dflash_cache.cache import CODECS, Cache, verify_cache
+from dflash_cache.cache.local import LocalStorage
 from dflash_cache.config import PlanConfig
 from dflash_cache.errors import ConfigError
 from dflash_cache.runs.extract import extract
@@ -42,7 +43,7 @@ def test_planning_loads_no_target_and_makes_nothing(tmp_path, monkeypatch):
 
 def test_a_cache_that_cannot_fit_is_refused_before_a_target_is_loaded(tmp_path, monkeypatch):
     monkeypatch.setattr("dflash_cache.target.Target.load", None)
-    monkeypatch.setattr("dflash_cache.runs.plan.free_bytes", lambda folder: 10_000_000)
+    monkeypatch.setattr(LocalStorage, "free_bytes", lambda storage: 10_000_000)
     with pytest.raises(ConfigError, match=r"about [\d.]+ MB are needed and 10\.0 MB are free"):
         extract(extract_config(tmp_path))
     assert list(tmp_path.iterdir()) == []
@@ -61,7 +62,7 @@ def small_disk(tmp_path):
 
 
 def test_a_disk_that_fills_up_ends_the_run_and_space_lets_it_go_on(small_disk, monkeypatch):
-    monkeypatch.setattr("dflash_cache.runs.plan.free_bytes", lambda folder: 1 << 40)
+    monkeypatch.setattr(LocalStorage, "free_bytes", lambda storage: 1 << 40)
     with pytest.raises(OSError, match="No space left") as caught:
         extract(extract_config(small_disk))
     assert caught.value.errno == errno.ENOSPC

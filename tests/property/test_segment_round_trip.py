@@ -1,7 +1,7 @@
 """Any ragged segment round-trips bit for bit. Axes: T tokens, K layers, H hidden size."""
 
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_cache.cache import CODECS, CacheSpec, SegmentWriter
-from dflash_cache.cache.segment import SMALL_ARRAYS, read_segment
+from dflash_cache.cache.segment import SMALL_ARRAYS
 from dflash_cache.types import CommittedSegment, DroppedRow, TokenSequence
+from tests.support.caches import SPEC, read_back
 
 
 @dataclass(frozen=True)
@@ -32,21 +33,13 @@ class Ragged:
 
 
 def spec_of(codec: str, dtype: str, num_layers: int, hidden_size: int) -> CacheSpec:
-    texts = "target revision target_config_hash target_weights_hash tokenizer_hash"
-    texts += " chat_template_hash dataset dataset_fingerprint"
-    return CacheSpec(
-        **dict.fromkeys(texts.split(), "-"),
+    return replace(
+        SPEC,
         target_layer_ids=tuple(range(num_layers)),
-        num_target_layers=8,
         hidden_size=hidden_size,
         vocab_size=2**31 - 1,
         dtype=dtype,
         codec=codec,
-        max_seq_len=64,
-        too_long="truncate",
-        segment_tokens=100,
-        plan_seed=0,
-        limit=None,
     )
 
 
@@ -106,7 +99,7 @@ def written(folder: Path, ragged: Ragged) -> tuple[Path, CommittedSegment]:
 def test_any_ragged_segment_comes_back_bit_for_bit_through_our_reader_and_plain_zarr(ragged):
     with tempfile.TemporaryDirectory() as temporary:
         folder, segment = written(Path(temporary), ragged)
-        found = read_segment(folder, segment, ragged.spec)
+        found = read_back(folder, segment, ragged.spec)
         group = zarr.open(folder, mode="r")
         hidden_TKH = np.asarray(group["hidden_states"][...])
         assert found.hidden_TKH.dtype == hidden_TKH.dtype == ragged.hidden_TKH.dtype
@@ -133,8 +126,8 @@ def test_any_subset_of_rows_reads_as_its_part_of_the_whole(ragged, data):
     wanted = data.draw(st.lists(st.one_of(st.sampled_from(known), st.integers(0, 2**40))))
     with tempfile.TemporaryDirectory() as temporary:
         folder, segment = written(Path(temporary), ragged)
-        whole = read_segment(folder, segment, ragged.spec)
-        part = read_segment(folder, segment, ragged.spec, np.array(wanted, np.int64))
+        whole = read_back(folder, segment, ragged.spec)
+        part = read_back(folder, segment, ragged.spec, np.array(wanted, np.int64))
     places = [place for place, row in enumerate(whole.row_ids.tolist()) if row in wanted]
     assert part.row_ids.tolist() == whole.row_ids[places].tolist()
     assert part.offsets.tolist() == np.cumsum([0, *np.diff(whole.offsets)[places]]).tolist()

@@ -4,18 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from dflash_cache.config import (
-    BothConfig,
-    EvaluateConfig,
-    ExtractConfig,
-    TrainConfig,
-    build,
-    flag_of,
-    load_toml,
-    options_of,
-    to_json,
-)
+from dflash_cache.config import BothConfig, EvaluateConfig, ExtractConfig, TrainConfig
 from dflash_cache.errors import ConfigError
+from dflash_cache.settings import build, flag_of, load_toml, options_of, to_json
 
 EXTRACT = {"data": "d", "target": "t", "cache": "c"}
 TRAIN = {"cache": "c", "out": "o"}
@@ -39,7 +30,7 @@ def message_of(make, **settings):
 
 def test_defaults_stand_where_nothing_is_said():
     config = extract()
-    assert (config.data, config.target, config.cache) == (Path("d"), "t", Path("c"))
+    assert (config.data, config.target, config.cache) == (Path("d"), "t", "c")
     assert (config.codec, config.segment_tokens, config.devices) == ("lz4", 16384, ())
     assert config.limit is None
 

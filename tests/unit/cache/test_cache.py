@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import zarr
 
-from dflash_cache.cache import Cache, CacheContent, CacheSpec, CacheWriter, TargetParts
+from dflash_cache.cache import Cache, CacheWriter, PlannedPart, TargetParts
 from dflash_cache.cache.durable import checked_line, parse_checked_line
+from dflash_cache.cache.local import LocalStorage
 from dflash_cache.errors import (
     CacheCorruptError,
     CacheIncompleteError,
@@ -15,6 +16,7 @@ from dflash_cache.errors import (
     ConfigError,
 )
 from dflash_cache.types import CommittedSegment, DroppedRow, SegmentPlan, TokenSequence
+from tests.support.caches import SPEC
 
 LENGTHS = {10: 4, 11: 1, 20: 7, 30: 2, 31: 3}
 PLAN = [
@@ -29,21 +31,7 @@ PARTS = TargetParts(
     norm=np.ones(4, np.float32),
     mask_token_id=19,
 )
-CONTENT = CacheContent(plan=PLAN, dropped=PLANNED_DROPS, target=PARTS)
-
-
-def spec_of() -> CacheSpec:
-    texts = "target revision target_config_hash target_weights_hash tokenizer_hash"
-    texts += " chat_template_hash dataset dataset_fingerprint too_long"
-    numbers = {"num_target_layers": 8, "hidden_size": 4, "vocab_size": 20, "max_seq_len": 64}
-    numbers |= {"segment_tokens": 8, "plan_seed": 0, "limit": None}
-    return CacheSpec(
-        **dict.fromkeys(texts.split(), "-"),
-        **numbers,
-        target_layer_ids=(1, 4),
-        dtype="float32",
-        codec="lz4",
-    )
+PART = PlannedPart(segments=PLAN, dropped=PLANNED_DROPS)
 
 
 def finished(writer: CacheWriter, plan: SegmentPlan) -> tuple[Path, CommittedSegment]:
@@ -63,7 +51,7 @@ def finished(writer: CacheWriter, plan: SegmentPlan) -> tuple[Path, CommittedSeg
 def made(root: Path, num_segments: int = 3) -> Cache:
     """A cache with the last ``num_segments`` of its plan's three segments committed."""
     root.mkdir(parents=True, exist_ok=True)
-    cache = Cache.create(root, spec_of(), {"writers": 4}, CONTENT)
+    cache = Cache.create(LocalStorage(root), SPEC, {"writers": 4}, PARTS, PART)
     writer = CacheWriter(cache)
     for plan in reversed(PLAN[len(PLAN) - num_segments :]):
         writer.commit(*finished(writer, plan))
@@ -74,7 +62,7 @@ def read_everything(root: Path) -> None:
     """All that training reads."""
     cache = Cache.open(root)
     _ = (cache.plan, cache.target, cache.ledger)
-    cache.require_complete(len(PLAN))
+    cache.require_complete()
     for index in cache.segments:
         cache.read(index)
 
@@ -82,7 +70,7 @@ def read_everything(root: Path) -> None:
 def test_what_was_created_is_opened_again(tmp_path):
     made(tmp_path)
     cache = Cache.open(tmp_path)
-    assert (cache.spec, cache.settings) == (spec_of(), {"writers": 4})
+    assert (cache.spec, cache.settings) == (SPEC, [{"writers": 4}])
     for found, expected in zip(cache.plan, PLAN, strict=True):
         assert found.index == expected.index
         assert found.row_ids.tolist() == expected.row_ids.tolist()
@@ -95,8 +83,7 @@ def test_what_was_created_is_opened_again(tmp_path):
 def test_a_tied_bfloat16_target_keeps_its_bits_and_has_no_head(tmp_path):
     bits = np.arange(80, dtype=np.uint16).reshape(20, 4)
     parts = TargetParts(config={}, embedding=bits, head=None, norm=None, mask_token_id=None)
-    content = CacheContent(plan=PLAN, dropped=[], target=parts)
-    found = Cache.create(tmp_path, spec_of(), {}, content).target
+    found = Cache.create(LocalStorage(tmp_path), SPEC, {}, parts, PART).target
     assert (found.head, found.norm, found.mask_token_id) == (None, None, None)
     np.testing.assert_array_equal(found.embedding, bits, strict=True)  # the dtype too
 
@@ -105,7 +92,7 @@ def test_plain_zarr_opens_the_hierarchy(tmp_path):
     made(tmp_path)
     root = zarr.open(tmp_path / "cache.zarr", mode="r")
     np.testing.assert_array_equal(root["target/embedding"][...], PARTS.embedding)
-    assert root["plan/row_ids"][...].tolist() == list(LENGTHS)
+    assert root["plan/0000/row_ids"][...].tolist() == list(LENGTHS)
     assert root["segments/00000000/row_ids"][...].tolist() == [10, 11]
 
 
@@ -118,7 +105,7 @@ def test_the_ledger_holds_planned_drops_and_then_those_of_extraction(tmp_path):
 def test_an_unfinished_cache_says_how_to_finish_it(tmp_path):
     made(tmp_path, num_segments=2)
     with pytest.raises(CacheIncompleteError, match=r"2 of 3 segments.*dflash-cache extract"):
-        Cache.open(tmp_path).require_complete(3)
+        Cache.open(tmp_path).require_complete()
 
 
 def test_a_folder_without_a_cache_says_how_to_make_one(tmp_path):
@@ -237,15 +224,13 @@ def damaged(path: Path, damage: str, place: int | None = None, bits: int = 1) ->
 
 def files_of_training(root: Path) -> list[Path]:
     """Every file that training reads. Zarr's other metadata describes and holds no values."""
-    unread = {
-        "cache.zarr",
-        "segments",
-        "plan",
-        "hidden_states",
-        *(f"{plan.index:08d}" for plan in PLAN),
-    }
-    files = [path for path in root.rglob("*") if path.is_file()]
-    return sorted(p for p in files if p.name != "zarr.json" or p.parent.name not in unread)
+
+    def is_read(path: Path) -> bool:
+        described = path.parent.name.isdecimal() or path.parent.parent.name in ("target", "0000")
+        described |= path.parent.name == "target"
+        return path.name != "zarr.json" or (described and path.parent.name != "0000")
+
+    return sorted(path for path in root.rglob("*") if path.is_file() and is_read(path))
 
 
 @pytest.mark.parametrize("damage", ["missing", "halved", "flipped"])

@@ -2,7 +2,8 @@ import os
 
 import pytest
 
-from dflash_cache.cache.commits import CommitLog, record_of, segment_of
+from dflash_cache.cache.commits import CommitLog, commit_line, committed_segment
+from dflash_cache.cache.durable import parse_checked_line
 from dflash_cache.errors import CacheCorruptError
 from dflash_cache.types import CommittedSegment, DroppedRow
 
@@ -12,11 +13,10 @@ def committed(index: int, *, dropped: tuple[DroppedRow, ...] = ()) -> CommittedS
         index=index,
         num_sequences=2,
         num_tokens=30,
-        chunk_tokens=10,
+        num_chunks=3,
         bytes_raw=480,
         bytes_stored=500 + index,
-        files={"hidden_states/c.0.0.0": (500, "0f1e2d"), "row_ids/c.0": (20, "3c4b5a")},
-        chunk_crcs=(1234567, 99, 2**32 - 1),
+        record_digest="0f1e2d",
         dropped=dropped,
     )
 
@@ -30,10 +30,10 @@ def log(tmp_path) -> CommitLog:
     return log
 
 
-def test_a_record_gives_its_segment_back():
+def test_a_line_gives_its_segment_back():
     dropped = (DroppedRow(row_id=7, reason="non_finite", detail="layer 1, position 3"),)
     segment = committed(3, dropped=dropped)
-    assert segment_of(record_of(segment)) == segment
+    assert committed_segment(parse_checked_line(commit_line(segment), "here")) == segment
 
 
 def test_a_log_that_does_not_exist_holds_no_segments(tmp_path):

@@ -6,11 +6,8 @@ import pytest
 from dflash_cache.cache.durable import (
     checked_line,
     crc32c,
-    digest,
-    fingerprint_files,
     fsync_tree,
     parse_checked_line,
-    read_fingerprinted,
     write_atomically,
 )
 from dflash_cache.errors import CacheCorruptError
@@ -108,48 +105,3 @@ def test_every_shortened_checked_line_is_found():
     for length in range(len(line)):
         with pytest.raises(CacheCorruptError):
             parse_checked_line(line[:length], "here")
-
-
-@pytest.fixture
-def fingerprinted(tmp_path):
-    (tmp_path / "inner").mkdir()
-    (tmp_path / "inner" / "c.0").write_bytes(b"some bytes")
-    (tmp_path / "big").write_bytes(b"left out")
-    return tmp_path, fingerprint_files(tmp_path, skip="big")
-
-
-def test_fingerprints_hold_size_and_checksum_of_every_file_but_the_skipped_one(fingerprinted):
-    _, fingerprints = fingerprinted
-    assert fingerprints == {"inner/c.0": (10, digest(b"some bytes"))}
-
-
-def test_unaltered_bytes_are_read(fingerprinted):
-    assert read_fingerprinted(fingerprinted[0], "inner/c.0", fingerprinted[1]) == b"some bytes"
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda path: path.unlink(), "the file is missing"),
-        (lambda path: path.write_bytes(b"some"), "4 bytes, expected 10"),
-        (lambda path: path.write_bytes(b"some bytes more"), "15 bytes, expected 10"),
-        (lambda path: path.write_bytes(b"some bytez"), "not what was recorded"),
-    ],
-    ids=["missing", "shorter", "longer", "altered"],
-)
-def test_altered_bytes_are_an_error_that_names_the_file(fingerprinted, damage, message):
-    folder, fingerprints = fingerprinted
-    damage(folder / "inner" / "c.0")
-    with pytest.raises(CacheCorruptError, match=f"inner/c.0: .*{message}"):
-        read_fingerprinted(folder, "inner/c.0", fingerprints)
-
-
-def test_a_whole_file_in_the_place_of_another_is_found(tmp_path):
-    """A file that ends with its own CRC has the same CRC as any other such file."""
-    one, other = (text + crc32c(text).to_bytes(4, "little") for text in (b"row 1", b"row 2"))
-    assert crc32c(one) == crc32c(other)
-    (tmp_path / "c.0").write_bytes(one)
-    fingerprints = fingerprint_files(tmp_path)
-    (tmp_path / "c.0").write_bytes(other)
-    with pytest.raises(CacheCorruptError, match="not what was recorded"):
-        read_fingerprinted(tmp_path, "c.0", fingerprints)

@@ -1,5 +1,6 @@
 """Axes in names: T tokens, K layers, H hidden size."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,31 +8,18 @@ import pytest
 import zarr
 
 from dflash_cache.cache import CODECS, CacheSpec, SegmentWriter
-from dflash_cache.cache.segment import SHARD_KEY, SMALL_ARRAYS, read_segment
+from dflash_cache.cache.segment import SHARD_KEY, SMALL_ARRAYS
 from dflash_cache.errors import CacheCorruptError
 from dflash_cache.types import CommittedSegment, TokenSequence
+from tests.support.caches import SPEC, read_back
 
 LAYERS, HIDDEN, CHUNK_TOKENS = (1, 4), 4, 4
 BORDERS = [(1,), (3,), (4,), (5,), (1, 1, 1, 1), (3, 1, 1), (8,), (1, 7, 1), (4, 4, 4, 1)]
 
 
 def spec_of(codec: str = "crc32c", dtype: str = "float32") -> CacheSpec:
-    texts = "target revision target_config_hash target_weights_hash tokenizer_hash"
-    texts += " chat_template_hash dataset dataset_fingerprint"
-    return CacheSpec(
-        **dict.fromkeys(texts.split(), "-"),
-        target_layer_ids=LAYERS,
-        num_target_layers=8,
-        hidden_size=HIDDEN,
-        vocab_size=50,
-        dtype=dtype,
-        codec=codec,
-        max_seq_len=64,
-        too_long="truncate",
-        segment_tokens=100,
-        plan_seed=0,
-        limit=None,
-    )
+    changes = {"target_layer_ids": LAYERS, "hidden_size": HIDDEN, "vocab_size": 50}
+    return replace(SPEC, dtype=dtype, codec=codec, **changes)
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +66,7 @@ def written(
 def test_token_counts_around_chunk_borders_come_back_bit_for_bit(tmp_path, lengths, codec, dtype):
     spec = spec_of(codec, dtype)
     folder, segment = written(tmp_path, spec, lengths)
-    found = read_segment(folder, segment, spec)
+    found = read_back(folder, segment, spec)
     sequences = sequences_of(lengths)
     assert found.hidden_TKH.tobytes() == states_of(spec, sum(lengths)).tobytes()
     assert found.row_ids.tolist() == [sequence.row_id for sequence in sequences]
@@ -92,7 +80,7 @@ def test_token_counts_around_chunk_borders_come_back_bit_for_bit(tmp_path, lengt
 def test_plain_zarr_reads_the_same_values(tmp_path, codec, dtype):
     spec = spec_of(codec, dtype)
     folder, segment = written(tmp_path, spec, (3, 1, 5))
-    group, found = zarr.open(folder, mode="r"), read_segment(folder, segment, spec)
+    group, found = zarr.open(folder, mode="r"), read_back(folder, segment, spec)
     assert sorted(name for name, _ in group.arrays()) == sorted([*SMALL_ARRAYS, "hidden_states"])
     assert group["hidden_states"].attrs["logical_dtype"] == dtype
     assert np.asarray(group["hidden_states"][...]).tobytes() == found.hidden_TKH.tobytes()
@@ -107,17 +95,17 @@ def test_all_zero_states_are_stored_as_chunks_like_any_others(tmp_path, codec):
     folder, segment = written(tmp_path, spec, (8, 1), zeros)
     shard = (folder / SHARD_KEY).read_bytes()
     index = np.frombuffer(shard[-4 - 3 * 16 : -4], "<u8").reshape(3, 2)
-    assert segment.chunk_tokens == 3
+    assert segment.num_chunks == 3
     assert index[:, 1].min() > 4  # an absent chunk has offset and size 2**64 - 1
     assert index[:, 1].sum() + 3 * 16 + 4 == len(shard)
-    assert not read_segment(folder, segment, spec).hidden_TKH.any()
+    assert not read_back(folder, segment, spec).hidden_TKH.any()
 
 
 def test_a_segment_that_lost_all_its_rows_reads_empty(tmp_path):
     spec = spec_of()
     writer = SegmentWriter(tmp_path, spec, 3, 10)
     segment = writer.finish([])
-    found = read_segment(writer.folder, segment, spec)
+    found = read_back(writer.folder, segment, spec)
     assert found.hidden_TKH.shape == (0, len(LAYERS), HIDDEN)
     assert (found.offsets.tolist(), found.row_ids.tolist()) == ([0], [])
     assert zarr.open(writer.folder, mode="r")["hidden_states"].shape == (0, len(LAYERS), HIDDEN)
@@ -132,7 +120,7 @@ def test_the_callers_array_is_free_for_reuse_after_an_append(tmp_path):
         writer.append(buffer)
         buffer[...] = 0
     segment = writer.finish(sequences_of((9,)))
-    assert read_segment(writer.folder, segment, spec).hidden_TKH.tobytes() == states.tobytes()
+    assert read_back(writer.folder, segment, spec).hidden_TKH.tobytes() == states.tobytes()
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -154,8 +142,8 @@ def test_the_shard_does_not_show_in_which_batches_its_states_came(tmp_path, code
 def test_reading_some_rows_gives_their_part_of_the_whole(tmp_path, wanted):
     spec, lengths = spec_of("lz4"), (3, 1, 7, 2)
     folder, segment = written(tmp_path, spec, lengths)
-    whole = read_segment(folder, segment, spec)
-    part = read_segment(folder, segment, spec, np.array(wanted, np.int64))
+    whole = read_back(folder, segment, spec)
+    part = read_back(folder, segment, spec, np.array(wanted, np.int64))
     kept = [place for place, row in enumerate(whole.row_ids.tolist()) if row in wanted]
     assert part.row_ids.tolist() == whole.row_ids[kept].tolist()
     assert np.diff(part.offsets).tolist() == [lengths[place] for place in kept]
@@ -206,11 +194,11 @@ def test_a_flipped_bit_in_a_chunk_names_the_shard_and_the_rows_in_the_chunk(
     flip(shard, int(index[chunk, 0] + index[chunk, 1] // 2))
     message = rf"{SHARD_KEY}, chunk {chunk}: .* rows {rows} \(segment 3\)"
     with pytest.raises(CacheCorruptError, match=message):
-        read_segment(folder, segment, spec)
+        read_back(folder, segment, spec)
     with pytest.raises(Exception, match=r"(?i)checksum"):
         zarr.open(folder, mode="r")["hidden_states"][...]
     for row in {100, 107, 114} - {int(row) for row in rows.split(", ")}:
-        assert read_segment(folder, segment, spec, np.array([row])).row_ids.tolist() == [row]
+        assert read_back(folder, segment, spec, np.array([row])).row_ids.tolist() == [row]
 
 
 @pytest.mark.parametrize(
@@ -220,8 +208,8 @@ def test_a_flipped_bit_in_a_chunk_names_the_shard_and_the_rows_in_the_chunk(
         (lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]), "expected"),
         (lambda path: path.write_bytes(path.read_bytes() + b"\0"), "expected"),
         (lambda path: path.write_bytes(b""), "expected"),
-        (lambda path: flip(path, -20), "index's checksum"),
-        (lambda path: flip(path, -1), "index's checksum"),
+        (lambda path: flip(path, -20), "shard's index"),
+        (lambda path: flip(path, -1), "shard's index"),
     ],
     ids=["missing", "halved", "longer", "empty", "index entry", "index checksum"],
 )
@@ -229,7 +217,7 @@ def test_a_damaged_shard_is_an_error_that_names_the_file_and_all_rows(tmp_path, 
     folder, segment = written(tmp_path, spec_of(), (5, 1, 6))
     damage(folder / SHARD_KEY)
     with pytest.raises(CacheCorruptError, match=rf"{SHARD_KEY}: .*{message}.*rows 100, 107, 114 "):
-        read_segment(folder, segment, spec_of())
+        read_back(folder, segment, spec_of())
 
 
 def test_the_whole_shard_of_another_segment_is_found(tmp_path):
@@ -238,12 +226,12 @@ def test_the_whole_shard_of_another_segment_is_found(tmp_path):
     other, _ = written(tmp_path, spec, (5, 1, 6), states_of(spec, 12)[::-1].copy())
     (other / SHARD_KEY).replace(folder / SHARD_KEY)
     with pytest.raises(CacheCorruptError, match=f"{SHARD_KEY}, chunk 0: .*rows 100 "):
-        read_segment(folder, segment, spec)
+        read_back(folder, segment, spec)
 
 
-@pytest.mark.parametrize("name", [f"{a}/{f}" for a in SMALL_ARRAYS for f in ("zarr.json", "c.0")])
+@pytest.mark.parametrize("name", ["zarr.json", *(f"{name}/c.0" for name in SMALL_ARRAYS)])
 @pytest.mark.parametrize("damage", ["missing", "halved", "flipped"])
-def test_a_damaged_small_array_is_an_error_that_names_the_file(tmp_path, name, damage):
+def test_a_damaged_small_array_or_record_is_an_error_that_names_the_file(tmp_path, name, damage):
     folder, segment = written(tmp_path, spec_of(), (5, 1, 6))
     path = folder / name
     if damage == "missing":
@@ -253,4 +241,4 @@ def test_a_damaged_small_array_is_an_error_that_names_the_file(tmp_path, name, d
     else:
         flip(path, path.stat().st_size // 2)
     with pytest.raises(CacheCorruptError, match=name):
-        read_segment(folder, segment, spec_of())
+        read_back(folder, segment, spec_of())

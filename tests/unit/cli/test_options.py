@@ -8,15 +8,9 @@ from typer.testing import CliRunner
 
 from dflash_cache.cli.main import app as real_app
 from dflash_cache.cli.options import with_options
-from dflash_cache.config import (
-    BothConfig,
-    EvaluateConfig,
-    ExtractConfig,
-    TrainConfig,
-    flag_of,
-    options_of,
-)
+from dflash_cache.config import BothConfig, EvaluateConfig, ExtractConfig, TrainConfig
 from dflash_cache.errors import ConfigError
+from dflash_cache.settings import flag_of, options_of
 
 COMMANDS = {
     "extract": ExtractConfig,
@@ -91,12 +85,12 @@ def test_help_shows_the_defaults():
 def test_flags_become_the_configuration():
     config = Parsed(ExtractConfig)(*EXTRACT, "--readers", 7, "--codec", "zstd", "--limit", 5)
     assert config == ExtractConfig(
-        data=Path("d"), target="t", cache=Path("c"), readers=7, codec="zstd", limit=5
+        data=Path("d"), target="t", cache="c", readers=7, codec="zstd", limit=5
     )
 
 
 def test_flags_that_are_not_given_leave_the_defaults():
-    assert Parsed(TrainConfig)(*TRAIN) == TrainConfig(cache=Path("c"), out=Path("o"))
+    assert Parsed(TrainConfig)(*TRAIN) == TrainConfig(cache="c", out=Path("o"))
 
 
 @pytest.mark.parametrize(
@@ -154,7 +148,7 @@ def test_a_flag_that_cannot_be_read_is_a_usage_error(flags):
 
 
 def test_a_missing_setting_is_an_error_that_names_its_flag():
-    with pytest.raises(ConfigError, match="--cache is missing: Cache folder"):
+    with pytest.raises(ConfigError, match="--cache is missing: A cache"):
         Parsed(ExtractConfig)("--data", "d", "--target", "t")
 
 
@@ -185,7 +179,7 @@ def test_the_file_wins_over_the_defaults_and_flags_win_over_the_file(toml):
 
 def test_required_settings_may_come_from_the_file(toml):
     config = Parsed(TrainConfig)(*toml('cache = "C"\nout = "O"\n'), "--out", "P")
-    assert (config.cache, config.out) == (Path("C"), Path("P"))
+    assert (config.cache, config.out) == ("C", Path("P"))
 
 
 def test_a_switch_on_in_the_file_may_be_put_off_by_its_flag(toml):
@@ -223,7 +217,7 @@ def test_a_preset_stands_below_the_file_and_the_flags_and_knows_what_is_set(toml
     parsed = Parsed(TrainConfig, preset)
     config = parsed(*toml('batch_size = 30\nanchors = 40\ncache = "file"\n'), "--anchors", 400)
     assert seen == {"batch_size": 30, "anchors": 400, "cache": "file"}
-    assert (config.cache, config.out) == (Path("file"), Path("preset"))
+    assert (config.cache, config.out) == ("file", Path("preset"))
     assert (config.epochs, config.batch_size, config.anchors) == (2, 30, 400)
 
 
@@ -231,8 +225,8 @@ def test_both_takes_the_flags_of_both_phases():
     config = Parsed(BothConfig)(
         *EXTRACT, "--out", "o", "--readers", 1, "--lr", 0.5, "--overlap", "--evaluate"
     )
-    assert config.extract == ExtractConfig(data=Path("d"), target="t", cache=Path("c"), readers=1)
-    assert config.train == TrainConfig(cache=Path("c"), out=Path("o"), lr=0.5)
+    assert config.extract == ExtractConfig(data=Path("d"), target="t", cache="c", readers=1)
+    assert config.train == TrainConfig(cache="c", out=Path("o"), lr=0.5)
     assert (config.overlap, config.evaluate) == (True, True)
 
 

@@ -1,0 +1,141 @@
+"""How settings become a configuration: from defaults, a TOML file and flags.
+
+A field's flag is its name with dashes. Values come from the defaults, then a TOML file, then flags.
+"""
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, Field, asdict, field, fields, is_dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from .errors import ConfigError
+
+C = TypeVar("C")
+
+
+def option(
+    default: Any = MISSING,
+    *,
+    help: str,  # noqa: A002  the flag's help text
+    argument: bool = False,
+) -> Any:
+    """A field of a configuration; without ``default`` it is required.
+
+    An ``argument`` stands on the command line without a flag.
+    """
+    return field(default=default, metadata={"help": help, "argument": argument})
+
+
+def require_positive(config: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not value > 0:  # NaN is not
+            raise ConfigError(f"{flag_of(name)} {value}: must be greater than 0")
+
+
+def require_not_negative(config: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not value >= 0:
+            raise ConfigError(f"{flag_of(name)} {value}: must be at least 0")
+        if isinstance(value, int) and value >= 1 << 63:
+            raise ConfigError(f"{flag_of(name)} {value}: must be below 2**63")
+
+
+def flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def options_of(config_type: type) -> Iterator[tuple[Field[Any], Any]]:
+    """Each option once, with its type: those of nested configurations stand among the others."""
+    seen = set()
+    hints = get_type_hints(config_type)
+    for item in fields(config_type):
+        nested = is_dataclass(hints[item.name])
+        found = options_of(hints[item.name]) if nested else [(item, hints[item.name])]
+        for inner, hint in found:
+            if inner.name not in seen:
+                seen.add(inner.name)
+                yield inner, hint
+
+
+def build(config_type: type[C], *layers: Mapping[str, Any]) -> C:
+    """Make a configuration from flat ``layers`` of values; a later layer wins.
+
+    ``ConfigError`` names a missing flag, an unknown key (with the nearest name) or a wrong type.
+    """
+    values = {name: value for layer in layers for name, value in layer.items()}
+    known = {item.name: hint for item, hint in options_of(config_type)}
+    _require_known(values, known)
+    coerced = {name: _coerce(name, value, known[name]) for name, value in values.items()}
+    return _construct(config_type, coerced)
+
+
+def _require_known(names: Iterable[str], known: Iterable[str], where: str = "") -> None:
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"{where}unknown setting {name!r}{hint}")
+
+
+def _construct(config_type: type[C], values: Mapping[str, Any]) -> C:
+    chosen: dict[str, Any] = {}
+    hints = get_type_hints(config_type)
+    for item in fields(config_type):  # type: ignore[arg-type]
+        if is_dataclass(hints[item.name]):
+            chosen[item.name] = _construct(hints[item.name], values)
+        elif item.name in values:
+            chosen[item.name] = values[item.name]
+        elif item.default is MISSING:
+            raise ConfigError(f"{flag_of(item.name)} is missing: {item.metadata['help']}")
+    return config_type(**chosen)
+
+
+def _coerce(name: str, value: Any, hint: Any) -> Any:
+    """``value`` as ``hint``: TOML has lists for tuples and strings for paths."""
+    accepted = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    if value is None and NoneType in accepted:
+        return None
+    kind = next(each for each in accepted if each is not NoneType)
+    origin = get_origin(kind)
+    if origin is Literal and value in get_args(kind):
+        return value
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(_coerce(name, each, get_args(kind)[0]) for each in value)
+    if kind is Path and isinstance(value, str | Path):
+        return Path(value)
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(kind, type) and type(value) is kind:
+        return value
+    expected = " | ".join(map(str, get_args(kind))) if origin is Literal else _name_of(kind)
+    raise ConfigError(f"{flag_of(name)} {value!r}: expected {expected}")
+
+
+def _name_of(kind: Any) -> str:
+    """``int``, or ``list of int`` for a tuple."""
+    return f"list of {get_args(kind)[0].__name__}" if get_origin(kind) is tuple else kind.__name__
+
+
+def load_toml(path: Path, config_type: type) -> dict[str, Any]:
+    """Settings of ``config_type`` from a TOML file, with dashes or underscores in the names."""
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"--config {path} does not exist") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"--config {path}: {error}") from error
+    settings = {name.replace("-", "_"): value for name, value in content.items()}
+    known = [item.name for item, _ in options_of(config_type)]
+    _require_known(settings, known, f"--config {path}, which holds one command's settings: ")
+    return settings
+
+
+def to_json(config: Any) -> str:
+    """The resolved configuration, as it is saved beside what it made."""
+    return json.dumps(asdict(config), indent=1, default=str) + "\n"

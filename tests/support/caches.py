@@ -1,0 +1,59 @@
+"""Small caches of made-up states, without a target."""
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from dflash_cache.cache import CacheSpec, DatasetPart
+from dflash_cache.cache.layout import segment_folder
+from dflash_cache.cache.local import LocalStorage
+from dflash_cache.cache.segment import read_record, read_segment
+from dflash_cache.types import CommittedSegment, HiddenSegment, SegmentPlan
+
+PART = DatasetPart(
+    dataset="-",
+    dataset_fingerprint="-",
+    num_rows=1000,
+    num_segments=3,
+    limit=None,
+    max_seq_len=64,
+    too_long="truncate",
+    segment_tokens=8,
+    plan_seed=0,
+)
+SPEC = CacheSpec(
+    target="-",
+    revision="-",
+    target_config_hash="-",
+    target_weights_hash="-",
+    tokenizer_hash="-",
+    chat_template_hash="-",
+    target_layer_ids=(1, 4),
+    num_target_layers=8,
+    hidden_size=4,
+    vocab_size=20,
+    dtype="float32",
+    codec="lz4",
+    parts=(PART,),
+)
+
+
+def spec_for(plan: Sequence[SegmentPlan], num_rows: int = 1000, **changes) -> CacheSpec:
+    """``SPEC`` with one dataset part of this plan."""
+    part = replace(PART, num_rows=num_rows, num_segments=len(plan))
+    return replace(SPEC, parts=(part,), **changes)
+
+
+def read_back(
+    folder: Path, segment: CommittedSegment, spec: CacheSpec, row_ids: np.ndarray | None = None
+) -> HiddenSegment:
+    """Read the finished segment in ``folder`` as if it were in its place in a cache."""
+    with tempfile.TemporaryDirectory() as root:
+        place = Path(root, segment_folder(segment.index))
+        place.parent.mkdir(parents=True)
+        place.symlink_to(folder)
+        storage = LocalStorage(Path(root))
+        return read_segment(storage, read_record(storage, segment), spec, row_ids)
