@@ -236,7 +236,7 @@ def read_identity(storage: Storage) -> dict[str, Any]:
         return parse_checked_line(storage.read(SPEC), place)
     except FileNotFoundError:
         pass
-    if storage.exists(storage.commits.name) or storage.exists(f"{ROOT}/zarr.json"):
+    if storage.folders(SEGMENTS) or storage.exists(f"{ROOT}/zarr.json"):
         raise CacheCorruptError(
             f"{place}: the file is missing; restore it with: "
             f"dflash-cache verify --cache {storage.address} --repair"

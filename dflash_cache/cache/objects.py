@@ -63,9 +63,6 @@ class ObjectStorage:
 
     def exists(self, name: str) -> bool:
         with naming(self.place(name)):
-            listed = obstore.list_with_delimiter(self._store, name)
-            if listed["objects"] or listed["common_prefixes"]:
-                return True  # a folder
             try:
                 obstore.head(self._store, name)
             except FileNotFoundError:
@@ -122,7 +119,7 @@ class ObjectStorage:
         return self._staging
 
     def require_free(self) -> None:
-        if self.exists(COMMITS) or self.folders(SEGMENTS):
+        if self.names(COMMITS) or self.folders(SEGMENTS):
             raise CacheCorruptError(
                 f"{self.place(SPEC)} is missing beside committed segments; mend it with: "
                 f"dflash-cache verify --cache {self.address} --repair"
@@ -135,7 +132,7 @@ class ObjectStorage:
             )
 
     def clear(self) -> None:
-        self.discard(name for name in (ROOT, LEDGERS) if self.exists(name))
+        self.discard(name for name in (ROOT, LEDGERS) if self.names(name))
 
     def free_bytes(self) -> int | None:
         return None

@@ -54,7 +54,8 @@ class Storage(Protocol):
     def place(self, name: str) -> str:
         """The full address of ``name``, for messages."""
 
-    def exists(self, name: str) -> bool: ...
+    def exists(self, name: str) -> bool:
+        """Whether there is such a file."""
 
     def read(self, name: str) -> bytes:
         """A whole file; ``FileNotFoundError`` if it is missing."""

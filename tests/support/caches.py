@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dflash_cache.cache import CacheSpec, DatasetPart
+from dflash_cache.cache import Cache, CacheSpec, DatasetPart
 from dflash_cache.cache.layout import segment_folder
 from dflash_cache.cache.local import LocalStorage
 from dflash_cache.cache.segment import read_record, read_segment
@@ -57,3 +57,16 @@ def read_back(
         place.symlink_to(folder)
         storage = LocalStorage(Path(root))
         return read_segment(storage, read_record(storage, segment), spec, row_ids)
+
+
+def assert_same_content(cache: Cache, other: Cache) -> None:
+    """The same plan, the same target, and every segment's arrays equal bit for bit."""
+    assert cache.segments.keys() == other.segments.keys()
+    for found, expected in zip(cache.plan, other.plan, strict=True):
+        assert found.row_ids.tolist() == expected.row_ids.tolist()
+    assert cache.target.embedding.tobytes() == other.target.embedding.tobytes()
+    assert cache.ledger == other.ledger
+    for index in cache.segments:
+        found, expected = cache.read(index), other.read(index)
+        for name in ("row_ids", "offsets", "input_ids", "loss_mask", "hidden_TKH"):
+            assert getattr(found, name).tobytes() == getattr(expected, name).tobytes(), name
