@@ -55,7 +55,8 @@ class LocalStorage:
         return (self.root / name).exists()
 
     def read(self, name: str) -> bytes:
-        return (self.root / name).read_bytes()
+        with open(f"{self.address}/{name}", "rb", buffering=0) as file:  # noqa: PTH123  half the time
+            return file.readall()
 
     def open(self, name: str) -> LocalReader:
         return LocalReader(self.root / name)

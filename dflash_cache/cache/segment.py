@@ -7,6 +7,7 @@ import math
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,7 @@ from .storage import Storage
 # A read of one sequence takes whole chunks. On sequences of 12 MB, 1 MiB reads a tenth more than
 # it needs, 4 MiB a third (docs/decisions/0005-inner-chunks.md).
 INNER_CHUNK_BYTES = 1 << 20
+READ_BYTES = 16 << 20  # in one call, or one request to an object store
 SHARD_KEY = "hidden_states/c.0.0.0"
 SMALL_ARRAYS: Mapping[str, npt.DTypeLike] = {
     "input_ids": np.int32,
@@ -181,23 +183,30 @@ def read_segment(
     spec: CacheSpec,
     row_ids: Int64Array | None = None,
     first_row: int = 0,
+    into: Array | None = None,
 ) -> HiddenSegment:
     """Read a committed segment, or only those of its sequences that are in ``row_ids``.
 
     ``first_row`` is added to the row numbers, which a segment counts in its own dataset.
+    Hidden states land in ``into``, which must have room, where the caller has such a buffer.
     Every byte is checked. ``CacheCorruptError`` names the file, the chunk and the rows in it.
     """
     ids, mask, offsets, rows = _read_small_arrays(storage, record)
     rows = rows + first_row
     wanted = np.arange(len(rows)) if row_ids is None else np.flatnonzero(np.isin(rows, row_ids))
     runs = _runs(offsets, wanted)
-    hidden = np.empty((sum(stop - start for start, stop in runs), *_shape(spec)), _dtype(spec))
+    num_tokens = sum(stop - start for start, stop in runs)
+    hidden = np.empty((num_tokens, *_shape(spec)), _dtype(spec)) if into is None else into
+    hidden = hidden[:num_tokens]
     held = rows  # what is lost if the shard as a whole is damaged
     try:
         with open_shard(storage, record, spec) as shard:
-            for chunk, values in _pieces(hidden, runs, record.chunk_tokens):
-                held = rows[_in_chunk(offsets, record, chunk)]
-                shard.read_into(chunk, values)
+            for piece in _pieces(hidden, runs, record.chunk_tokens):
+                payloads = shard.load(piece.first_chunk, piece.targets)
+                for number, target in enumerate(piece.targets):
+                    held = rows[_in_chunk(offsets, record, piece.first_chunk + number)]
+                    shard.decode(piece.first_chunk + number, payloads[number], target)
+                piece.finish()
     except CacheCorruptError as error:
         what = f"it holds states of rows {shown_rows(held)} (segment {record.index})"
         raise CacheCorruptError(f"{error}; {what}") from error
@@ -261,27 +270,39 @@ def _runs(offsets: Int64Array, wanted: Int64Array) -> list[tuple[int, int]]:
     return runs
 
 
-def _pieces(
-    hidden: Array, runs: list[tuple[int, int]], chunk_tokens: int
-) -> Iterator[tuple[int, Array]]:
-    """Each chunk to read and the array to read it into, which ``hidden`` takes its part from.
+class _Piece:
+    """Tokens ``start:stop`` of the segment, to be read at once into ``hidden``."""
 
-    A chunk that lies whole in a run is read into ``hidden`` itself; the caller fills each array
-    before it asks for the next.
-    """
-    scratch, held, done = np.empty((chunk_tokens, *hidden.shape[1:]), hidden.dtype), -1, 0
-    for start, stop in runs:
-        for chunk in range(start // chunk_tokens, -(-stop // chunk_tokens)):
-            first, last = max(start, chunk * chunk_tokens), min(stop, (chunk + 1) * chunk_tokens)
-            part = hidden[done : done + last - first]
-            done += last - first
+    def __init__(self, hidden: Array, start: int, stop: int, chunk_tokens: int) -> None:
+        self.first_chunk = start // chunk_tokens
+        self.targets: list[Array] = []
+        self._partial: list[tuple[Array, Array]] = []  # what to copy where once it is decoded
+        for chunk in range(self.first_chunk, -(-stop // chunk_tokens)):
+            first = chunk * chunk_tokens
+            part = hidden[max(first - start, 0) : first - start + chunk_tokens]
             if len(part) == chunk_tokens:
-                yield chunk, part
+                self.targets.append(part)
                 continue
-            if chunk != held:
-                held = chunk
-                yield chunk, scratch
-            part[...] = scratch[first - chunk * chunk_tokens : last - chunk * chunk_tokens]
+            scratch = np.empty((chunk_tokens, *hidden.shape[1:]), hidden.dtype)
+            self.targets.append(scratch)
+            skipped = max(start - first, 0)
+            self._partial.append((part, scratch[skipped : skipped + len(part)]))
+
+    def finish(self) -> None:
+        """Take the parts of chunks that do not lie whole in the piece."""
+        for part, values in self._partial:
+            part[...] = values
+
+
+def _pieces(hidden: Array, runs: list[tuple[int, int]], chunk_tokens: int) -> Iterator[_Piece]:
+    """What to read for ``runs``, in pieces of bounded size that end at chunk borders."""
+    most = max(1, READ_BYTES // max(1, hidden[:chunk_tokens].nbytes)) * chunk_tokens
+    done = 0
+    for first, last in runs:
+        borders = range(first - first % chunk_tokens + most, last, most)
+        for start, stop in pairwise([first, *borders, last]):
+            yield _Piece(hidden[done : done + stop - start], start, stop, chunk_tokens)
+            done += stop - start
 
 
 def shown_rows(rows: Int64Array, most: int = 12) -> str:

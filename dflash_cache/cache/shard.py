@@ -7,7 +7,7 @@ and the index's crc32c (Zarr v3 sharding codec, index at the end).
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -70,6 +70,13 @@ class ShardWriter:
                 views[0] = views[0][written:]
 
 
+class Payload(NamedTuple):
+    """An inner chunk as stored."""
+
+    data: Array  # [bytes] uint8
+    checksum: bytearray
+
+
 class ShardReader:
     """Reads inner chunks of one shard file, each checked. Use as a context manager."""
 
@@ -101,24 +108,34 @@ class ShardReader:
     def __exit__(self, *error: object) -> None:
         self._file.close()
 
-    def read_into(self, chunk: int, values: Array) -> None:
-        """Decode inner chunk number ``chunk`` into ``values`` (contiguous, a whole chunk)."""
-        payload, checksum = self._read(chunk, values)
+    def load(self, first: int, targets: Sequence[Array]) -> list[Payload]:
+        """Read the inner chunks from number ``first`` on, one for each of ``targets``, at once.
+
+        Uncompressed bytes land in the targets themselves; ``decode`` makes the rest of them.
+        """
+        sizes = self._index[first : first + len(targets), 1].tolist()
+        payloads = [
+            Payload(self._codec.landing(target, size - CHECKSUM_BYTES), bytearray(CHECKSUM_BYTES))
+            for target, size in zip(targets, sizes, strict=True)
+        ]
+        buffers = [
+            view for each in payloads for view in (each.data.data, memoryview(each.checksum))
+        ]
+        self._file.read_into(buffers, int(self._index[first, 0]))
+        return payloads
+
+    def decode(self, chunk: int, payload: Payload, values: Array) -> None:
+        """Check a loaded inner chunk and write it to ``values`` (contiguous, a whole chunk)."""
         where = f"{self._place}, chunk {chunk}"
-        self._codec.decode(payload, checksum, self._chunk_crcs[chunk], values, where)
+        crc = self._chunk_crcs[chunk]
+        self._codec.decode(payload.data, bytes(payload.checksum), crc, values, where)
 
     def check(self, chunk: int) -> None:
         """``CacheCorruptError`` unless inner chunk number ``chunk`` is as it was written."""
-        payload, checksum = self._read(chunk, np.empty(0, np.uint8))
+        (payload,) = self.load(chunk, [np.empty(0, np.uint8)])
         where = f"{self._place}, chunk {chunk}"
-        self._codec.check(payload, checksum, self._chunk_crcs[chunk], where)
-
-    def _read(self, chunk: int, values: Array) -> tuple[Array, bytes]:
-        offset, size = (int(entry) for entry in self._index[chunk])
-        payload = self._codec.landing(values, size - CHECKSUM_BYTES)
-        checksum = bytearray(CHECKSUM_BYTES)
-        self._file.read_into([payload.data, memoryview(checksum)], offset)
-        return payload, bytes(checksum)
+        crc = self._chunk_crcs[chunk]
+        self._codec.check(payload.data, bytes(payload.checksum), crc, where)
 
     def _read_index(self, size: int, index_digest: str) -> Array:
         if self._file.size != size:

@@ -23,7 +23,9 @@ from safetensors.numpy import load_file, save_file
 
 from dflash_cache import demo
 from dflash_cache.cache import CODECS, CacheSpec, SegmentWriter
-from dflash_cache.cache.segment import read_segment
+from dflash_cache.cache.layout import segment_folder
+from dflash_cache.cache.local import LocalStorage
+from dflash_cache.cache.segment import read_record, read_segment
 from dflash_cache.config import ExtractConfig
 from dflash_cache.runs.extraction import load_captures
 from dflash_cache.runs.preparation import prepare
@@ -70,17 +72,13 @@ def write_raw(folder: Path, states: np.ndarray) -> None:
 
 def write_segment(folder: Path, states: np.ndarray, spec: CacheSpec) -> None:
     """The full commit: all arrays, checksums, fsyncs, rename and record."""
-    from dflash_cache.cache.commits import CommitLog
-    from dflash_cache.cache.durable import fsync_path
-
-    writer = SegmentWriter(folder / "staging", spec, 0, len(states))
+    storage = LocalStorage(folder)
+    writer = SegmentWriter(storage.staging(), spec, 0, len(states))
     for start in range(0, len(states), 8192):  # as target batches arrive
         writer.append(states[start : start + 8192])
     segment = writer.finish(sequences_of(len(states)))
-    (folder / "segments").mkdir()
-    writer.folder.rename(folder / "segments" / "0")
-    fsync_path(folder / "segments")
-    CommitLog(folder / "commits.log").append(segment)
+    storage.take(writer.folder, segment_folder(0))
+    storage.commits.append(segment)
 
 
 def timed(work: Callable[[], None]) -> float:
@@ -121,15 +119,18 @@ def reading(rounds: int, root: Path, num_reads: int = 20) -> dict[str, float]:
     length = 12 * (1 << 20) // 2560
     states, spec = real_states(length * 24)
     spec = CacheSpec.from_dict(spec.as_dict() | {"codec": "crc32c"})
-    writer = SegmentWriter(root / "staging", spec, 0, len(states))
+    storage = LocalStorage(root)
+    writer = SegmentWriter(storage.staging(), spec, 0, len(states))
     writer.append(states)
     ids, mask = np.zeros(length, np.int32), np.ones(length, np.uint8)
     rows = [TokenSequence(row_id=r, input_ids=ids, loss_mask=mask) for r in range(24)]
     segment = writer.finish(rows)
+    storage.take(writer.folder, segment_folder(0))
+    record = read_record(storage, segment)
     write_raw(root, states)
     save_file({"states": states[:length]}, root / "one.safetensors")
     torch.save(torch.from_numpy(states[:length].copy()), root / "one.pt")
-    array = zarr.open_array(writer.folder / "hidden_states", mode="r")
+    array = zarr.open_array(root / segment_folder(0) / "hidden_states", mode="r")
     flat = np.memmap(root / "raw", np.uint16, "r", shape=states.shape)
     buffer = np.empty_like(states[:length])
     raw = os.open(root / "raw", os.O_RDONLY)
@@ -140,7 +141,7 @@ def reading(rounds: int, root: Path, num_reads: int = 20) -> dict[str, float]:
 
     ways = {
         "preadv": each(lambda r: os.preadv(raw, [buffer.data.cast("B")], r * buffer.nbytes)),
-        "ours": each(lambda r: read_segment(writer.folder, segment, spec, np.array([r]))),
+        "ours": each(lambda r: read_segment(storage, record, spec, np.array([r]))),
         "zarr": each(lambda r: array[r * length : (r + 1) * length]),
         "memory_map": each(lambda r: flat[r * length : (r + 1) * length].copy()),
         "safetensors": each(lambda r: load_file(root / "one.safetensors")),
