@@ -96,7 +96,7 @@ class _Walk:
         if not self._alone and self._storage.is_being_written():
             return  # a segment may be in place just before it is committed
         evicted = self._storage.commits.evicted()  # the next writer clears what a crash left
-        for index in set(self._unlogged()) - evicted:
+        for index in sorted(set(self._unlogged()) - evicted):
             place = self._storage.place(segment_folder(index))
             yield self._fault(commits.name, f"{commits.name}: has no record of {place}")
 

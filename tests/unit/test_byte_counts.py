@@ -1,7 +1,8 @@
 import pytest
 
-from dflash_cache.config import ExtractConfig, build
+from dflash_cache.config import ExtractConfig
 from dflash_cache.errors import ConfigError
+from dflash_cache.settings import build
 
 PATHS = {"data": "d", "target": "t", "cache": "c"}
 
