@@ -27,3 +27,8 @@ def test_anything_else_is_refused_by_the_flag_with_an_example(written):
 def test_a_budget_of_nothing_is_refused():
     with pytest.raises(ConfigError, match="--max-disk 0: must be greater than 0"):
         build(ExtractConfig, PATHS, {"max_disk": "0GB"})
+
+
+def test_a_budget_for_an_object_store_is_refused():
+    with pytest.raises(ConfigError, match="s3://bucket/cache is no folder"):
+        build(ExtractConfig, PATHS, {"cache": "s3://bucket/cache", "max_disk": "1GB"})
