@@ -44,8 +44,8 @@ def extract_tables(report: Report) -> list[Table]:
     }
     if report["segments_missing"]:
         rows["segments not in place"] = (
-            f"{report['segments_missing']:,}, for --max-disk is reached; the same command with a "
-            "larger one goes on"
+            f"{report['segments_missing']:,}, by --max-disk or --share; the same command goes on "
+            "with a larger budget, or another share"
         )
     return [figures_table("Extracted", rows), *stages_tables("extraction", report["stages"])]
 
