@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -273,7 +274,7 @@ def test_a_rolling_run_killed_and_run_again_gives_the_same_weights(moments, shar
                 while process.poll() is None and (
                     not logged.exists() or len(logged.read_bytes().splitlines()) < step
                 ):
-                    pass
+                    time.sleep(0.02)
                 process.kill()
             assert process.returncode == -signal.SIGKILL
         assert len(metrics(tmp_path / "run")) < metrics(shared / "run")[-1]["step"]
