@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from dflash_cache.config import Config
 from dflash_cache.settings import build, flag_of, load_toml, options_of
+from dflash_cache.sizes import ByteCount
 
 Run = Callable[[Any, bool], None]
 
@@ -69,6 +70,8 @@ def _parameter(item: Any, hint: Any) -> inspect.Parameter:
         )
     if kind is bool:
         return _keyword(item.name, bool | None, f"{flag}/--no-{flag[2:]}", text)
+    if kind is ByteCount:
+        return _keyword(item.name, str | None, flag, text)
     if get_origin(kind) is tuple:
         return _keyword(item.name, str | None, flag, f"{text} Separated by commas.")
     return _keyword(item.name, Union[kind, None], flag, text)  # noqa: UP007  a Literal has no |

@@ -42,6 +42,11 @@ def extract_tables(report: Report) -> list[Table]:
         "on disk": shown_bytes(report["bytes_stored"]),
         "time": f"{report['wall_s']:.1f} s",
     }
+    if report["segments_missing"]:
+        rows["segments not in place"] = (
+            f"{report['segments_missing']:,}, by --max-disk or --share; the same command goes on "
+            "with a larger budget, or another share"
+        )
     return [figures_table("Extracted", rows), *stages_tables("extraction", report["stages"])]
 
 

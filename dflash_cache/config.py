@@ -6,6 +6,7 @@ from typing import Literal
 
 from .errors import ConfigError
 from .settings import option, require_not_negative, require_positive
+from .sizes import ByteCount
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,12 +46,18 @@ class ExtractConfig:
     share: str | None = option(
         None, help="Extract a share of the segments: 2/3 is the second of three machines' [all]."
     )
+    max_disk: ByteCount | None = option(
+        None, help="Most that the cache folder may take, such as 500GB or 200GiB."
+    )
 
     def __post_init__(self) -> None:
         require_positive(
-            self, "segment_tokens", "batch_tokens", "readers", "writers", "limit", "max_seq_len"
-        )
+            self, "segment_tokens", "batch_tokens", "readers", "writers", "limit", "max_seq_len",
+            "max_disk",
+        )  # fmt: skip
         require_not_negative(self, "plan_seed")
+        if self.max_disk is not None and "://" in str(self.cache):
+            raise ConfigError(f"--max-disk {self.max_disk}: --cache {self.cache} is no folder")
         _ = self.share_of_segments
 
     @property

@@ -13,6 +13,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from .errors import ConfigError
+from .sizes import ByteCount
 
 C = TypeVar("C")
 
@@ -109,6 +110,8 @@ def _coerce(name: str, value: Any, hint: Any) -> Any:
         return tuple(_coerce(name, each, get_args(kind)[0]) for each in value)
     if kind is Path and isinstance(value, str | Path):
         return Path(value)
+    if kind is ByteCount and isinstance(value, int | str):
+        return ByteCount.parse(flag_of(name), value)
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     if isinstance(kind, type) and type(value) is kind:

@@ -18,6 +18,7 @@ from dflash_cache.config import (
 )
 from dflash_cache.runs.demo import demo_settings
 from dflash_cache.settings import flag_of, options_of
+from dflash_cache.sizes import ByteCount
 
 PAGE = Path(__file__).parent / "reference" / "commands.md"
 EXAMPLES = {
@@ -38,7 +39,7 @@ CONFIGS = {
     "evaluate": EvaluateConfig,
     "verify": VerifyConfig,
 }
-TYPE_NAMES = {int: "number", float: "decimal", str: "text", Path: "path"}
+TYPE_NAMES = {int: "number", float: "decimal", str: "text", Path: "path", ByteCount: "bytes"}
 INTRODUCTION = """\
 # Commands
 

@@ -1,5 +1,15 @@
 """The cache on disk: the only package that imports zarr and numcodecs. It does not import torch."""
 
+from .budget import (
+    Budget,
+    content_bytes,
+    folder_bytes,
+    most_content_bytes,
+    most_log_bytes,
+    most_segment_bytes,
+    open_budget,
+    segment_bytes,
+)
 from .cache import Cache
 from .codecs import CODECS
 from .content import PlannedPart, TargetParts
@@ -28,6 +38,7 @@ __all__ = [
     "ROOT",
     "SPEC",
     "TARGET",
+    "Budget",
     "Cache",
     "CacheSpec",
     "CacheWriter",
@@ -38,12 +49,18 @@ __all__ = [
     "Storage",
     "TargetIdentity",
     "TargetParts",
+    "content_bytes",
     "differences",
     "estimate_bytes",
     "file_fingerprint",
+    "folder_bytes",
     "fsync_path",
     "fsync_tree",
     "merge_caches",
+    "most_content_bytes",
+    "most_log_bytes",
+    "most_segment_bytes",
+    "open_budget",
     "open_storage",
     "part_number",
     "rebuild_commits",
@@ -51,6 +68,7 @@ __all__ = [
     "require_same_identity",
     "restore_spec",
     "rewrite_content",
+    "segment_bytes",
     "uncommit",
     "verify_cache",
     "write_atomically",

@@ -78,6 +78,10 @@ class CommitObjects:
         if self._unsummarized >= SUMMARY_EVERY:
             self._summarize()
 
+    def evicted(self) -> set[int]:
+        """None: only a folder has a disk budget."""
+        return set()
+
     def replace(self, segments: Collection[CommittedSegment]) -> None:
         self._require_lease()
         kept = {segment_name(segment.index): commit_line(segment) for segment in segments}

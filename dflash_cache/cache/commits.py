@@ -1,7 +1,7 @@
 """The log of committed segments: one checksummed line each, appended last."""
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,8 @@ from typing import Any
 from dflash_cache.types import CommittedSegment, DroppedRow
 
 from .durable import checked_line, fsync_path, parse_checked_line, write_atomically
+
+EVICTED = "evicted"  # the only field of a line that takes a segment out again
 
 
 def commit_line(segment: CommittedSegment) -> bytes:
@@ -36,11 +38,21 @@ class CommitLog:
         An unterminated last line is a commit that a crash cut short: it does not count. Any other
         bad line is damage, reported as ``CacheCorruptError``.
         """
-        segments = {}
-        for number, line in enumerate(self._whole_lines(), start=1):
-            segment = committed_segment(parse_checked_line(line, f"{self.path}, line {number}"))
-            segments[segment.index] = segment
+        segments: dict[int, CommittedSegment] = {}
+        for record in self._records():
+            if EVICTED in record:
+                segments.pop(record[EVICTED], None)
+            else:
+                segments[record["index"]] = committed_segment(record)
         return segments
+
+    def evicted(self) -> set[int]:
+        """Segments that were committed and then evicted, committed again since or not."""
+        return {record[EVICTED] for record in self._records() if EVICTED in record}
+
+    def _records(self) -> Iterator[dict[str, Any]]:
+        for number, line in enumerate(self._whole_lines(), start=1):
+            yield parse_checked_line(line, f"{self.path}, line {number}")
 
     def _whole_lines(self) -> list[bytes]:
         if not self.path.exists():
@@ -59,7 +71,13 @@ class CommitLog:
 
     def append(self, segment: CommittedSegment) -> None:
         """Commit ``segment``, whose data must be durable already."""
-        line = commit_line(segment)
+        self._append(commit_line(segment))
+
+    def evict(self, index: int) -> None:
+        """Segment ``index`` is committed no more."""
+        self._append(checked_line({EVICTED: index}))
+
+    def _append(self, line: bytes) -> None:
         created = not self.path.exists()
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:

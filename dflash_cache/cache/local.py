@@ -98,7 +98,11 @@ class LocalStorage:
 
     def recover(self) -> None:
         self.commits.cut_unterminated_line()
-        committed = self.commits.read()
+        committed, evicted = self.commits.read(), self.commits.evicted()
+        if evicted:  # a crash may have come before they were removed
+            gone = evicted - committed.keys()
+            self.discard(f"{SEGMENTS}/{n}" for n in self.folders(SEGMENTS) if int(n) in gone)
+            self.commits.replace(committed.values())  # or it would grow with every eviction
         for name in self.folders(SEGMENTS):
             if int(name) not in committed:  # in place, durable, when a crash came before its line
                 self.commits.append(own_record(self, int(name)).committed())

@@ -36,6 +36,9 @@ class Commits(Protocol):
     def read(self) -> dict[int, CommittedSegment]:
         """All committed segments by index; ``CacheCorruptError`` if a record was altered."""
 
+    def evicted(self) -> set[int]:
+        """Segments that were committed and then evicted, committed again since or not."""
+
     def append(self, segment: CommittedSegment) -> None:
         """Commit ``segment``, whose data must be durable already."""
 

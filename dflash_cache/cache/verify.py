@@ -63,7 +63,9 @@ class _Walk:
         yield from self._commit_faults()
         yield from self._root_faults()
         for index in sorted(self._cache.segments):
-            yield from self._segment_faults(index)
+            faults = list(self._segment_faults(index))
+            if not faults or index in self._storage.commits.read():  # else evicted meanwhile
+                yield from faults
         yield from self._foreign()
 
     def _fault(
@@ -93,7 +95,8 @@ class _Walk:
             yield self._fault(commits.name, f"{commits.name}: its last line is cut short")
         if not self._alone and self._storage.is_being_written():
             return  # a segment may be in place just before it is committed
-        for index in self._unlogged():
+        evicted = self._storage.commits.evicted()  # the next writer clears what a crash left
+        for index in sorted(set(self._unlogged()) - evicted):
             place = self._storage.place(segment_folder(index))
             yield self._fault(commits.name, f"{commits.name}: has no record of {place}")
 

@@ -6,6 +6,7 @@ from dflash_cache.types import CommittedSegment, SegmentPlan
 
 from .cache import Cache
 from .layout import segment_folder
+from .local import LocalStorage
 from .segment import SegmentWriter
 
 
@@ -18,16 +19,27 @@ class CacheWriter:
     """
 
     def __init__(self, cache: Cache) -> None:
-        self._cache = cache
+        self.cache = cache
         cache.storage.recover()
         cache.segments = cache.storage.commits.read()
         self._staging = cache.storage.staging()
 
     def segment(self, plan: SegmentPlan) -> SegmentWriter:
-        return SegmentWriter(self._staging, self._cache.spec, plan.index, plan.num_tokens)
+        return SegmentWriter(self._staging, self.cache.spec, plan.index, plan.num_tokens)
 
     def commit(self, folder: Path, segment: CommittedSegment) -> None:
         """Make a finished segment, durable in ``folder``, part of the cache."""
-        self._cache.storage.take(folder, segment_folder(segment.index))
-        self._cache.storage.commits.append(segment)
-        self._cache.segments[segment.index] = segment
+        self.cache.storage.take(folder, segment_folder(segment.index))
+        self.cache.storage.commits.append(segment)
+        self.cache.segments[segment.index] = segment
+
+    def evict(self, index: int) -> None:
+        """Take a segment out of a local cache; from the committer's thread, as ``commit``.
+
+        The log says so first, so that no reader finds half a segment.
+        """
+        storage = self.cache.storage
+        assert isinstance(storage, LocalStorage), "only a folder has a disk budget"
+        storage.commits.evict(index)
+        del self.cache.segments[index]
+        storage.discard([segment_folder(index)])

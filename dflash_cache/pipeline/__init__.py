@@ -4,6 +4,7 @@ from .arrivals import Arrivals
 from .channel import Cancelled, Channel, ChannelClosed
 from .heartbeat import repeating
 from .interrupt import Interrupted, stop_on_signals
+from .monitor import Monitor
 from .ordered import ordered_map
 from .pipeline import Pipeline, StageStuckError
 from .stage import StageStatistics
@@ -14,6 +15,7 @@ __all__ = [
     "Channel",
     "ChannelClosed",
     "Interrupted",
+    "Monitor",
     "Pipeline",
     "StageStatistics",
     "StageStuckError",

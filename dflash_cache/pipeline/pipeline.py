@@ -10,6 +10,7 @@ from typing import Any, NoReturn, Protocol, Self, TypeVar
 
 from .arrivals import Arrivals
 from .channel import Cancelled, Channel
+from .monitor import Monitor
 from .stage import StageStatistics, begin_stage, end_stage
 
 T = TypeVar("T")
@@ -66,6 +67,9 @@ class Pipeline:
 
     def arrivals(self, name: str, arrived: Iterable[K] = ()) -> Arrivals[K]:
         return self._register(Arrivals(name, arrived))
+
+    def monitor(self, name: str) -> Monitor:
+        return self._register(Monitor(name))
 
     def _register(self, abortable: A) -> A:
         with self._lock:

@@ -9,14 +9,18 @@ from dflash_cache.cache import writer_lock
 from dflash_cache.config import BothConfig, EvaluateConfig
 from dflash_cache.errors import ConfigError
 from dflash_cache.target import mask_token_of
-from dflash_cache.train import LiveSource, SegmentSource, held_out_rows
+from dflash_cache.train import LiveSource, held_out_rows
+from dflash_cache.types import Int64Array
 
 from .devices import single_device
+from .disk import disk_need, most_extractions
 from .evaluate import evaluate, require_dense
 from .extract import extract_report, extracting
-from .preparation import Preparation, prepare
+from .plan import require_whole
+from .preparation import Preparation, open_matching, prepare
 from .progress import OnProgress, ignore
 from .prompts import num_prompt_tokens
+from .room import RollingRoom
 from .train import EXPORT, TrainingRun, choose_mask_token, require_same_run, train
 
 TRAINING_STAGES = {"prefetch", "pack", "train"}
@@ -41,6 +45,7 @@ def _in_turn(
     config: BothConfig, preparation: Preparation, on_progress: OnProgress
 ) -> dict[str, Any]:
     began = time.perf_counter()
+    require_whole(preparation, disk_need(preparation, open_matching(preparation)))
     with extracting(preparation, on_progress) as (cache, pipeline, _):
         pipeline.start()
     wall_s = time.perf_counter() - began
@@ -53,21 +58,29 @@ def _overlapped(
     config: BothConfig, preparation: Preparation, on_progress: OnProgress
 ) -> dict[str, Any]:
     began = time.perf_counter()
+    num_rows = len(preparation.survey.row_ids)
+    passes = most_extractions(config.train, num_rows - len(_held_out(config, preparation)))
     with (
         writer_lock(config.train.out, "--out"),
-        extracting(preparation, on_progress) as (cache, pipeline, extraction),
+        extracting(preparation, on_progress, passes) as (cache, pipeline, extraction),
     ):
         run = TrainingRun(config.train, cache)
-        source: SegmentSource = LiveSource(cache, extraction.committed) if extraction else cache
-        run.spawn(pipeline, source, on_progress)
+        if extraction and isinstance(extraction.room, RollingRoom):
+            extraction.room.expect(run.needs())
+            run.spawn(pipeline, extraction.room, on_progress, extraction.room.enter)
+        else:
+            live = LiveSource(cache, extraction.committed) if extraction else cache
+            run.spawn(pipeline, live, on_progress)
         pipeline.start()
     wall_s = time.perf_counter() - began
     statistics = pipeline.statistics
     stages = {name: s for name, s in statistics.items() if name in TRAINING_STAGES}
     others = {name: s for name, s in statistics.items() if name not in stages}
     extract_s = extraction.wall_s if extraction else 0.0
+    num_evicted = extraction.num_evicted if extraction else 0
     return {
-        "extract": extract_report(preparation, cache, others, extract_s),
+        "extract": extract_report(preparation, cache, others, extract_s)
+        | {"segments_evicted": num_evicted},
         "train": run.report(stages, wall_s),
     }
 
@@ -79,7 +92,7 @@ def _check_training(config: BothConfig, preparation: Preparation) -> None:
     choose_mask_token(config.train, offered, vocab_size, shape.reserved_token_ids)
     single_device(config.train.device)
     require_same_run(config.train, preparation.spec)
-    held_out = held_out_rows(np.asarray(preparation.survey.row_ids), config.train.holdout)
+    held_out = _held_out(config, preparation)
     if config.evaluate:
         require_dense(config.extract.target, hybrid=shape.hybrid)
         num_prompt_tokens(
@@ -87,6 +100,10 @@ def _check_training(config: BothConfig, preparation: Preparation) -> None:
         )
         if not len(held_out):
             raise ConfigError("--evaluate needs held-out rows; see --holdout")
+
+
+def _held_out(config: BothConfig, preparation: Preparation) -> Int64Array:
+    return held_out_rows(np.asarray(preparation.survey.row_ids), config.train.holdout)
 
 
 def _evaluation(config: BothConfig) -> EvaluateConfig:

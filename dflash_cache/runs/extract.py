@@ -8,24 +8,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dflash_cache.cache import Cache, CacheWriter, PlannedPart
+from dflash_cache.cache import Cache, CacheWriter, PlannedPart, open_budget
 from dflash_cache.config import ExtractConfig
-from dflash_cache.errors import DataError
+from dflash_cache.errors import ConfigError, DataError
 from dflash_cache.pipeline import Pipeline, StageStatistics
 from dflash_cache.settings import to_json
 from dflash_cache.target import LayerCapture
 
+from .disk import DiskNeed, disk_need
 from .extraction import Extraction, dropped_by_reason, load_captures
-from .plan import require_room
+from .plan import require_room, shown_bytes
 from .preparation import Preparation, missing_segments, open_matching, part_in, prepare
 from .progress import OnProgress, ignore
+from .room import RollingRoom, Room, RoomUntilFull
 
 
 def extract(config: ExtractConfig, on_progress: OnProgress = ignore) -> dict[str, Any]:
     """Fill the cache; an unfinished one is resumed and a finished one left as it is.
 
     Returns the report: sequences, tokens, truncated, dropped {reason: rows}, bytes_raw,
-    bytes_stored, wall_s, stages {name: {busy_s, starved_s, blocked_s}}.
+    bytes_stored, segments_missing (not extracted, for the disk budget was reached), wall_s,
+    stages {name: {busy_s, starved_s, blocked_s}}.
     """
     began = time.perf_counter()
     preparation = prepare(config)
@@ -36,30 +39,36 @@ def extract(config: ExtractConfig, on_progress: OnProgress = ignore) -> dict[str
 
 @contextmanager
 def extracting(
-    preparation: Preparation, on_progress: OnProgress
+    preparation: Preparation, on_progress: OnProgress, passes: int = 0
 ) -> Iterator[tuple[Cache, Pipeline, Extraction | None]]:
     """A pipeline with phase one's stages in it, not started, under the cache's writer lock.
 
-    Without anything left to do it is empty, and no target is loaded.
+    Without anything left to do it is empty, and no target is loaded. Where a disk budget does not
+    hold the whole cache, ``passes`` reads of it by training, in the same pipeline, let segments be
+    evicted and extracted again; without any, extraction ends at the budget.
     """
     storage, cache = preparation.storage, open_matching(preparation)
-    if cache is not None and not _is_left(preparation, cache):
+    need = disk_need(preparation, cache, passes or 1)
+    rolling = passes > 0 and need.exceeds_limit
+    if cache is not None and not rolling and not _is_left(preparation, cache):
         with Pipeline("extract") as pipeline:
             yield cache, pipeline, None
         return
     if cache is None:
         storage.require_free()
-    require_room(preparation, cache)
+    require_room(preparation, cache, need)
+    _require_budget_for(preparation, cache, need, rolling)
     with storage.lock():
         captures = load_captures(preparation)
         cache = _lay_out(preparation, captures)
         try:
             with Pipeline("extract") as pipeline:
-                extraction = Extraction(
-                    pipeline, preparation, cache, CacheWriter(cache), captures, on_progress
-                )
+                writer = CacheWriter(cache)
+                room = _room(pipeline, preparation, cache, passes) if need.exceeds_limit else None
+                extraction = Extraction(pipeline, preparation, writer, captures, room, on_progress)
                 yield cache, pipeline, extraction
-            _require_sequences(cache)
+            if room is None:  # else the cache may be no whole one
+                _require_sequences(cache)
         finally:
             for capture in captures.values():
                 capture.close()
@@ -68,6 +77,34 @@ def extracting(
 def _is_left(preparation: Preparation, cache: Cache) -> bool:
     appends = part_in(preparation, cache) is None
     return appends or bool(missing_segments(preparation, cache))
+
+
+def _room(pipeline: Pipeline, preparation: Preparation, cache: Cache, passes: int) -> Room:
+    limit = preparation.config.max_disk
+    assert limit is not None
+    monitor = pipeline.monitor("disk budget")
+    budget = open_budget(cache, limit, cache.plan, passes or 1)
+    if passes:
+        return RollingRoom(monitor, budget, cache)
+    return RoomUntilFull(monitor, budget, cache.spec, missing_segments(preparation, cache))
+
+
+def _require_budget_for(
+    preparation: Preparation, cache: Cache | None, need: DiskNeed, rolling: bool
+) -> None:
+    """``ConfigError`` if the budget does not go with the cache that is there, or with the share."""
+    config = preparation.config
+    several = cache is not None and len(cache.spec.parts) > 1
+    if rolling and (several or config.append or config.share):
+        raise ConfigError(
+            f"--max-disk {need.limit}: evicted segments are extracted again from --data, so a "
+            "cache of several datasets, --append and --share do not go with it, unless it holds all"
+        )
+    if not rolling and need.limit is not None and need.held > need.limit:
+        raise ConfigError(
+            f"--max-disk {need.limit}: --cache {config.cache} takes {shown_bytes(need.held)} "
+            "already, and only `both --overlap` evicts segments"
+        )
 
 
 def _require_sequences(cache: Cache) -> None:
@@ -109,6 +146,7 @@ def extract_report(
         "dropped": dropped_by_reason(cache),
         "bytes_raw": sum(segment.bytes_raw for segment in segments),
         "bytes_stored": sum(segment.bytes_stored for segment in segments),
+        "segments_missing": cache.spec.first_segments[-1] - len(segments),
         "wall_s": round(wall_s, 3),
         "stages": {name: stage.as_dict() for name, stage in statistics.items()},
     }

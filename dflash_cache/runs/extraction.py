@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from dflash_cache.cache import Cache, CacheWriter, SegmentWriter
+from dflash_cache.cache import Cache, CacheWriter, SegmentWriter, segment_bytes
 from dflash_cache.data import plan_batches
 from dflash_cache.pipeline import Arrivals, Channel, Pipeline
 from dflash_cache.target import BatchCapture, LayerCapture, Target, capture_batch
@@ -17,6 +17,7 @@ from dflash_cache.types import CommittedSegment, SegmentPlan, TokenSequence
 
 from .preparation import Preparation, missing_segments
 from .progress import OnProgress, Progress
+from .room import Eviction, Room
 
 ROWS_AHEAD = 2  # segments of token ids read ahead for each worker
 
@@ -50,30 +51,33 @@ class Extraction:
         self,
         pipeline: Pipeline,
         preparation: Preparation,
-        cache: Cache,
         writer: CacheWriter,
         captures: dict[str, LayerCapture],
+        room: Room | None,
         on_progress: OnProgress,
     ) -> None:
         self._pipeline = pipeline
         self._preparation = preparation
-        self._cache = cache
+        self._cache = cache = writer.cache
         self._writer = writer
+        self.room = room  # what a disk budget has; None without one
         self._on_progress = on_progress
         self._began = time.perf_counter()
+        self.num_evicted = 0
         self.wall_s = 0.0  # from the start until the last segment was committed
         self.committed: Arrivals[int] = pipeline.arrivals("committed", cache.segments)
-        missing = missing_segments(preparation, cache)
         config = preparation.config
         workers = [captures[device] for device in preparation.devices]
-        plans: Channel[SegmentPlan] = pipeline.source("plan", missing)
         rows: Channel[_ReadSegment] = pipeline.channel("rows", ROWS_AHEAD * len(workers))
         lanes: list[Channel[_StagedBatch]] = [
             pipeline.channel(f"staged-{index}", 2) for index in range(config.writers)
         ]
         self._free_lanes = pipeline.pool("free writers", lanes)
         self._buffers = pipeline.pool("staging", self._staging(2 * len(workers) + config.writers))
-        finished: Channel[_FinishedSegment] = pipeline.channel("finished", config.writers)
+        finished: Channel[_FinishedSegment | Eviction] = pipeline.channel(
+            "finished", config.writers
+        )
+        plans = self._plans(room, finished)
         for _ in range(config.readers):
             pipeline.spawn("read", partial(self._read, plans, rows), into=[rows])
         for capture in workers:
@@ -81,6 +85,26 @@ class Extraction:
         for lane in lanes:
             pipeline.spawn("write", partial(self._write, lane, finished), into=[finished])
         pipeline.spawn("commit", partial(self._commit, finished))
+
+    def _plans(
+        self, room: Room | None, finished: Channel[_FinishedSegment | Eviction]
+    ) -> Channel[SegmentPlan]:
+        """The segments to extract: all that are missing, or those that ``room`` has room for."""
+        plans: Channel[SegmentPlan]
+        if room is None:
+            missing = missing_segments(self._preparation, self._cache)
+            return self._pipeline.source("plan", missing)
+        plans = self._pipeline.channel("plan", 1)
+
+        def choose() -> None:
+            for step in room:
+                if isinstance(step, Eviction):
+                    finished.put(step)
+                else:
+                    plans.put(step)
+
+        self._pipeline.spawn("choose", choose, into=[plans, finished])
+        return plans
 
     def _staging(self, count: int) -> list[torch.Tensor]:
         """Staging for one batch each: [tokens, K, H]; pinned where a CUDA device copies into it."""
@@ -113,7 +137,9 @@ class Extraction:
                 last = batch.stop == len(read.sequences)
                 lane.put(_StagedBatch(read.plan, buffer, result, last))
 
-    def _write(self, lane: Channel[_StagedBatch], finished: Channel[_FinishedSegment]) -> None:
+    def _write(
+        self, lane: Channel[_StagedBatch], finished: Channel[_FinishedSegment | Eviction]
+    ) -> None:
         segment: _OpenSegment | None = None
         try:
             for staged in lane:
@@ -128,16 +154,20 @@ class Extraction:
             if segment is not None:
                 segment.writer.abort()
 
-    def _commit(self, finished: Channel[_FinishedSegment]) -> None:
+    def _commit(self, finished: Channel[_FinishedSegment | Eviction]) -> None:
+        """The only stage that changes what is in the cache."""
         segments = self._cache.segments
         tokens = sum(segment.num_tokens for segment in segments.values())
         stored_bytes = sum(segment.bytes_stored for segment in segments.values())
         for item in finished:
-            self._writer.commit(item.folder, item.segment)
-            self.committed.add(item.segment.index)
-            self.wall_s = time.perf_counter() - self._began
-            tokens += item.segment.num_tokens
-            stored_bytes += item.segment.bytes_stored
+            if isinstance(item, Eviction):
+                segment, sign = segments[item.index], -1
+                self._evict(item.index)
+            else:
+                segment, sign = item.segment, 1
+                self._put_in_place(item)
+            tokens += sign * segment.num_tokens
+            stored_bytes += sign * segment.bytes_stored
             self._on_progress(
                 Progress(
                     phase="extract",
@@ -147,6 +177,20 @@ class Extraction:
                     figures={"tokens": f"{tokens:,}", "stored": f"{stored_bytes / 1e6:,.0f} MB"},
                 )
             )
+
+    def _put_in_place(self, item: _FinishedSegment) -> None:
+        index = item.segment.index
+        self._writer.commit(item.folder, item.segment)
+        self.committed.add(index)
+        if self.room is not None:
+            self.room.committed(index, segment_bytes(self._cache, index))
+        self.wall_s = time.perf_counter() - self._began
+
+    def _evict(self, index: int) -> None:
+        assert self.room is not None
+        self._writer.evict(index)
+        self.room.evicted(index)
+        self.num_evicted += 1
 
 
 class _OpenSegment:

@@ -8,6 +8,7 @@ from dflash_cache.config import PlanConfig
 from dflash_cache.data import plan_batches
 from dflash_cache.errors import ConfigError
 
+from .disk import DiskNeed, disk_need
 from .preparation import Preparation, missing_segments, prepare
 
 
@@ -15,7 +16,8 @@ def plan(config: PlanConfig) -> dict[str, Any]:
     """Check dataset and settings and size the cache; no target is loaded.
 
     Returns the report: sequences, tokens, truncated, dropped {reason: rows}, segments, batches,
-    padding (share of the target's work), bytes_estimated {codec: bytes}, free_bytes.
+    padding (share of the target's work), bytes_estimated {codec: bytes}, free_bytes, and
+    max_disk_smallest, the least --max-disk that ``extract`` takes.
     """
     preparation = prepare(config)
     found, segments = preparation.survey, preparation.plan
@@ -36,22 +38,49 @@ def plan(config: PlanConfig) -> dict[str, Any]:
         "padding": round(1 - num_tokens / padded, 4),
         "bytes_estimated": estimate_bytes(preparation.spec, num_tokens, len(segments)),
         "free_bytes": preparation.storage.free_bytes(),
+        "max_disk_smallest": disk_need(preparation, None).smallest,
     }
 
 
-def require_room(preparation: Preparation, cache: Cache | None) -> None:
-    """``ConfigError`` if what is left to extract will not fit on the disk."""
+def require_room(preparation: Preparation, cache: Cache | None, need: DiskNeed) -> None:
+    """``ConfigError`` if what is left to extract, or the budget for it, will not fit on the disk.
+
+    Or if the budget is too small for any work.
+    """
+    _require_workable(need)
     config, spec = preparation.config, preparation.spec
     missing = missing_segments(preparation, cache)
     num_tokens = sum(segment.num_tokens for segment in missing)
     estimates = estimate_bytes(spec, num_tokens, len(missing))
     needed, free = estimates[spec.codec], preparation.storage.free_bytes()
+    if need.limit is not None:
+        needed = min(needed, max(0, need.limit - need.held))
     if free is not None and needed > free:
         choices = ", ".join(f"{name} {shown_bytes(size)}" for name, size in estimates.items())
         raise ConfigError(
             f"--cache {config.cache}: about {shown_bytes(needed)} are needed and "
             f"{shown_bytes(free)} are free. Use another disk, --limit, --max-seq-len, "
             f"--dtype bfloat16 or another --codec ({choices})"
+        )
+
+
+def _require_workable(need: DiskNeed) -> None:
+    if need.limit is not None and need.limit < need.smallest:
+        raise ConfigError(
+            f"--max-disk {need.limit}: too small for the target's parts, the plan and one segment "
+            f"at a time; the smallest that works is --max-disk {need.smallest} "
+            f"({shown_bytes(need.smallest)}). Smaller --segment-tokens need less, in a new cache"
+        )
+
+
+def require_whole(preparation: Preparation, need: DiskNeed) -> None:
+    """``ConfigError`` if the budget cannot hold the whole cache."""
+    _require_workable(need)
+    if need.exceeds_limit:
+        raise ConfigError(
+            f"--max-disk {need.limit}: the whole cache may take {shown_bytes(need.whole)}, and one "
+            "phase after the other needs it whole. With --overlap the cache in "
+            f"{preparation.config.cache} is extracted and evicted in turn"
         )
 
 

@@ -2,10 +2,11 @@
 
 import json
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, replace
+from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -42,6 +43,8 @@ from .devices import single_device
 from .progress import OnProgress, Progress, ignore
 
 EXPORT, RUN = "export", "run.json"
+
+OnPhase = Callable[[Literal["measure", "end"]], None]
 
 
 def train(config: TrainConfig, on_progress: OnProgress = ignore) -> dict[str, Any]:
@@ -95,8 +98,31 @@ class TrainingRun:
         self._trainer = Trainer(step, config, num_steps)
         self._held_out_figures: dict[str, Any] = {}
 
-    def spawn(self, pipeline: Pipeline, source: SegmentSource, on_progress: OnProgress) -> None:
-        """Add phase two's stages, the training loop among them, to ``pipeline``."""
+    def needs(self) -> Iterator[int]:
+        """The segments that will be read, in order; a few more if extraction drops rows."""
+        config, trainer = self.config, self._trainer
+        epoch_steps = self._order.num_steps(
+            epochs=1, batch_size=config.batch_size, grad_accum=config.grad_accum
+        )
+        epochs, steps = divmod(trainer.num_steps, epoch_steps)
+        end = (epochs, steps * config.batch_size * config.grad_accum)
+        if not trainer.done:
+            windows = self._order.windows(trainer.state.position)
+            for window in takewhile(lambda each: (each.epoch, each.first_row) < end, windows):
+                yield from window.segments
+        yield from (index for index, _ in self._held_out_segments)
+
+    def spawn(
+        self,
+        pipeline: Pipeline,
+        source: SegmentSource,
+        on_progress: OnProgress,
+        on_phase: OnPhase = lambda _phase: None,
+    ) -> None:
+        """Add phase two's stages, the training loop among them, to ``pipeline``.
+
+        ``on_phase`` is told when only held-out rows will be read, and when nothing will.
+        """
         trainer, config = self._trainer, self.config
         batches = None
         if not trainer.done:
@@ -106,7 +132,9 @@ class TrainingRun:
             if batches is not None:
                 trainer.run(batches, self._progress(on_progress))
                 batches.abort()
+            on_phase("measure")
             self._finish(source, pipeline.check)
+            on_phase("end")
 
         pipeline.spawn("train", work)
 

@@ -62,16 +62,20 @@ def prefetch(
     start: Position,
     config: TrainConfig,
 ) -> Channel[TrainingBatch]:
-    """Spawn the stages that read segments and pack batches, until the channel is aborted.
+    """Spawn the stages that read segments and pack batches, until the channel is aborted
+    or the last epoch is over.
 
     While one window of segments is trained on, the next is read.
     """
     batches: Channel[TrainingBatch] = pipeline.channel("batches", config.prefetch_depth)
+    epochs = None if config.steps else config.epochs
     segments = ordered_map(
         pipeline,
         "prefetch",
         lambda item: (item[0], source.read(item[1])),
-        lambda: ((window, index) for window in order.windows(start) for index in window.segments),
+        lambda: (
+            (window, index) for window in order.windows(start, epochs) for index in window.segments
+        ),
         workers=config.prefetch_readers,
         depth=-(-config.shuffle_segments // config.prefetch_readers),
     )

@@ -77,11 +77,10 @@ class TrainingOrder:
         batches = -(-self.num_rows // batch_size)
         return epochs * -(-batches // grad_accum)
 
-    def windows(self, start: Position) -> Iterator[Window]:
-        """Endless windows from ``start`` on, epoch after epoch."""
-        yield from self._epoch(start.epoch, start.row)
-        for epoch in count(start.epoch + 1):
-            yield from self._epoch(epoch, 0)
+    def windows(self, start: Position, epochs: int | None = None) -> Iterator[Window]:
+        """Windows from ``start`` on, epoch after epoch; endless unless there are ``epochs``."""
+        for epoch in count(start.epoch) if epochs is None else range(start.epoch, epochs):
+            yield from self._epoch(epoch, start.row if epoch == start.epoch else 0)
 
     def _epoch(self, epoch: int, skip: int) -> Iterator[Window]:
         segments = [index for index, rows in enumerate(self._rows) if len(rows)]

@@ -21,6 +21,7 @@ REPORT = {
     "dropped": {"empty": 2},
     "bytes_raw": 1000,
     "bytes_stored": 900,
+    "segments_missing": 0,
     "wall_s": 1.5,
     "stages": {"read": {"busy_s": 1.0, "starved_s": 0.0, "blocked_s": 0.5}},
 }
