@@ -20,6 +20,7 @@ from .spec import (
     require_same_identity,
 )
 from .storage import Storage, open_storage
+from .values import float32_states, saturated
 from .verify import Fault, verify_cache
 from .writer import CacheWriter
 
@@ -41,6 +42,7 @@ __all__ = [
     "differences",
     "estimate_bytes",
     "file_fingerprint",
+    "float32_states",
     "fsync_path",
     "fsync_tree",
     "merge_caches",
@@ -51,6 +53,7 @@ __all__ = [
     "require_same_identity",
     "restore_spec",
     "rewrite_content",
+    "saturated",
     "uncommit",
     "verify_cache",
     "write_atomically",

@@ -26,7 +26,7 @@ from dflash_cache.types import (
 from .arrays import read_chunks, write_array
 from .codecs import chunk_codec
 from .durable import fsync_tree, remove_tree
-from .fingerprints import digest, fingerprint_files
+from .fingerprints import Fingerprints, digest, fingerprint_files
 from .layout import segment_folder, segment_name
 from .record import SegmentRecord
 from .shard import ShardReader, ShardWriter
@@ -43,6 +43,7 @@ SMALL_ARRAYS: Mapping[str, npt.DTypeLike] = {
     "offsets": np.int64,
     "row_ids": np.int64,
 }
+SCALES = "scales"  # of quantized states only
 
 
 def chunking(num_tokens: int, token_bytes: int) -> tuple[int, int]:
@@ -65,19 +66,27 @@ class SegmentWriter:
         self.folder = staging / f"{segment_name(index)}-{uuid.uuid4().hex}"
         self._spec = spec
         self._appended = 0
-        _, chunk_tokens = chunking(num_tokens, spec.token_bytes)
-        self._chunk = np.zeros((chunk_tokens, *_shape(spec)), _dtype(spec))
+        _, chunk_tokens = chunking(num_tokens, spec.stored_token_bytes)
+        self._chunk = np.zeros((chunk_tokens, *_shape(spec)), spec.stored_dtype)
         self._filled = 0
+        self._scales = [np.zeros((0, _shape(spec)[0]), np.float32)]
         (self.folder / "hidden_states").mkdir(parents=True)
         self._shard = ShardWriter(self.folder / SHARD_KEY, chunk_codec(spec.codec))
 
-    def append(self, hidden_TKH: Array) -> None:
-        """Add the next tokens; the array is free for reuse when this returns."""
+    def append(self, hidden_TKH: Array, scales_TK: Array | None = None) -> None:
+        """Add the next tokens; the arrays are free for reuse when this returns.
+
+        Quantized states, and only they, have ``scales_TK``.
+        """
         if hidden_TKH.shape[1:] != self._chunk.shape[1:] or hidden_TKH.dtype != self._chunk.dtype:
             raise ValueError(
                 f"hidden states {hidden_TKH.shape} {hidden_TKH.dtype}, expected "
                 f"(tokens, {self._chunk.shape[1]}, {self._chunk.shape[2]}) {self._chunk.dtype}"
             )
+        if (scales_TK is not None) != self._spec.quantized:
+            raise ValueError(f"codec {self._spec.codec}: scales must be given for fp8 alone")
+        if scales_TK is not None:
+            self._scales.append(scales_TK.copy())
         self._appended += len(hidden_TKH)
         while len(hidden_TKH):
             if self._filled == 0 and len(hidden_TKH) >= len(self._chunk):
@@ -148,10 +157,10 @@ class SegmentWriter:
             dtype=self._chunk.dtype,
             chunks=self._chunk.shape,
             shards=(len(self._chunk) * max(1, self._shard.num_chunks), *self._chunk.shape[1:]),
-            compressors=chunk_codec(self._spec.codec).zarr_chain(self._spec.item_bytes),
+            compressors=chunk_codec(self._spec.codec).zarr_chain(self._chunk.itemsize),
             fill_value=0,
             chunk_key_encoding={"name": "default", "separator": "."},
-            attributes={"logical_dtype": self._spec.dtype},
+            attributes={"logical_dtype": self._spec.logical_dtype},
         )
         offsets = np.cumsum([0, *lengths], dtype=np.int64)
         row_ids = np.array([sequence.row_id for sequence in sequences], dtype=np.int64)
@@ -161,6 +170,8 @@ class SegmentWriter:
         arrays: list[Array] = [input_ids, loss_mask, offsets, row_ids]
         for (name, dtype), data in zip(SMALL_ARRAYS.items(), arrays, strict=True):
             write_array(self.folder / name, data.astype(dtype, copy=False))
+        if self._spec.quantized:
+            write_array(self.folder / SCALES, np.concatenate(self._scales))
 
 
 def read_record(storage: Storage, segment: CommittedSegment) -> SegmentRecord:
@@ -191,7 +202,8 @@ def read_segment(
     rows = rows + first_row
     wanted = np.arange(len(rows)) if row_ids is None else np.flatnonzero(np.isin(rows, row_ids))
     runs = _runs(offsets, wanted)
-    hidden = np.empty((sum(stop - start for start, stop in runs), *_shape(spec)), _dtype(spec))
+    hidden = np.empty((sum(stop - start for start, stop in runs), *_shape(spec)), spec.stored_dtype)
+    scales = _read_scales(storage, record, spec) if spec.quantized else None
     held = rows  # what is lost if the shard as a whole is damaged
     try:
         with open_shard(storage, record, spec) as shard:
@@ -205,20 +217,36 @@ def read_segment(
         index=record.index,
         row_ids=rows[wanted],
         offsets=np.cumsum([0, *np.diff(offsets)[wanted]], dtype=np.int64),
-        input_ids=np.concatenate([ids[:0], *(ids[start:stop] for start, stop in runs)]),
-        loss_mask=np.concatenate([mask[:0], *(mask[start:stop] for start, stop in runs)]),
+        input_ids=_taken(ids, runs),
+        loss_mask=_taken(mask, runs),
         hidden_TKH=hidden,
+        scales_TK=None if scales is None else _taken(scales, runs),
     )
+
+
+def _taken(values: Array, runs: list[tuple[int, int]]) -> Array:
+    return np.concatenate([values[:0], *(values[start:stop] for start, stop in runs)])
 
 
 def _read_small_arrays(storage: Storage, record: SegmentRecord) -> list[Array]:
     folder, tokens, rows = segment_folder(record.index), record.num_tokens, record.num_sequences
     lengths = {"input_ids": tokens, "loss_mask": tokens, "offsets": rows + 1, "row_ids": rows}
-    files = {f"{folder}/{name}": recorded for name, recorded in record.files.items()}
+    files = _files(record)
     return [
         read_chunks(storage, f"{folder}/{name}", files, (lengths[name],), dtype)
         for name, dtype in SMALL_ARRAYS.items()
     ]
+
+
+def _read_scales(storage: Storage, record: SegmentRecord, spec: CacheSpec) -> Array:
+    name, shape = f"{segment_folder(record.index)}/{SCALES}", (record.num_tokens, _shape(spec)[0])
+    return read_chunks(storage, name, _files(record), shape, np.float32)
+
+
+def _files(record: SegmentRecord) -> Fingerprints:
+    """The segment's files by their names in the cache."""
+    folder = segment_folder(record.index)
+    return {f"{folder}/{name}": recorded for name, recorded in record.files.items()}
 
 
 def rows_of_chunk(storage: Storage, record: SegmentRecord, chunk: int) -> Int64Array:
@@ -235,10 +263,6 @@ def _in_chunk(offsets: Int64Array, record: SegmentRecord, chunk: int) -> Array:
 
 def _shape(spec: CacheSpec) -> tuple[int, int]:
     return len(spec.target_layer_ids), spec.hidden_size
-
-
-def _dtype(spec: CacheSpec) -> type[np.uint16 | np.float32]:
-    return np.uint16 if spec.dtype == "bfloat16" else np.float32
 
 
 def open_shard(

@@ -9,13 +9,16 @@ from dflash_cache.data import plan_batches
 from dflash_cache.errors import ConfigError
 
 from .preparation import Preparation, missing_segments, prepare
+from .probe import probe
+from .shown import shown_bytes
 
 
 def plan(config: PlanConfig) -> dict[str, Any]:
-    """Check dataset and settings and size the cache; no target is loaded.
+    """Check dataset and settings and size the cache; without ``probe`` no target is loaded.
 
     Returns the report: sequences, tokens, truncated, dropped {reason: rows}, segments, batches,
-    padding (share of the target's work), bytes_estimated {codec: bytes}, free_bytes.
+    padding (share of the target's work), bytes_estimated {codec: bytes}, free_bytes,
+    and probe {..} on request.
     """
     preparation = prepare(config)
     found, segments = preparation.survey, preparation.plan
@@ -26,7 +29,7 @@ def plan(config: PlanConfig) -> dict[str, Any]:
         for batch in plan_batches(segment.lengths, config.batch_tokens)
     ]
     padded = sum(int(lengths.max()) * len(lengths) for lengths in batches)
-    return {
+    report = {
         "sequences": len(found.row_ids),
         "tokens": num_tokens,
         "truncated": found.num_truncated,
@@ -37,6 +40,7 @@ def plan(config: PlanConfig) -> dict[str, Any]:
         "bytes_estimated": estimate_bytes(preparation.spec, num_tokens, len(segments)),
         "free_bytes": preparation.storage.free_bytes(),
     }
+    return report | ({"probe": probe(preparation)} if config.probe else {})
 
 
 def require_room(preparation: Preparation, cache: Cache | None) -> None:
@@ -53,11 +57,3 @@ def require_room(preparation: Preparation, cache: Cache | None) -> None:
             f"{shown_bytes(free)} are free. Use another disk, --limit, --max-seq-len, "
             f"--dtype bfloat16 or another --codec ({choices})"
         )
-
-
-def shown_bytes(count: int) -> str:
-    """``count`` bytes in the unit that a reader expects, such as ``1.25 GB``."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9)):
-        if count >= size:
-            return f"{count / size:,.2f} {unit}"
-    return f"{count / 1e6:,.1f} MB"

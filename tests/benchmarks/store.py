@@ -27,6 +27,7 @@ from dflash_cache.cache.segment import read_segment
 from dflash_cache.config import ExtractConfig
 from dflash_cache.runs.extraction import load_captures
 from dflash_cache.runs.preparation import prepare
+from dflash_cache.target import quantize
 from dflash_cache.types import TokenSequence
 
 ROW_TOKENS = 256
@@ -68,14 +69,25 @@ def write_raw(folder: Path, states: np.ndarray) -> None:
     os.close(descriptor)
 
 
-def write_segment(folder: Path, states: np.ndarray, spec: CacheSpec) -> None:
+def stored_form(states: np.ndarray, spec: CacheSpec) -> tuple[np.ndarray, np.ndarray | None]:
+    """bfloat16 ``states`` as the codec of ``spec`` is given them, and their scales for fp8."""
+    if not spec.quantized:
+        return states, None
+    values, scales = quantize(torch.from_numpy(states).view(torch.bfloat16))
+    return values.view(torch.uint8).numpy(), scales.numpy()
+
+
+def write_segment(
+    folder: Path, states: np.ndarray, scales: np.ndarray | None, spec: CacheSpec
+) -> None:
     """The full commit: all arrays, checksums, fsyncs, rename and record."""
     from dflash_cache.cache.commits import CommitLog
     from dflash_cache.cache.durable import fsync_path
 
     writer = SegmentWriter(folder / "staging", spec, 0, len(states))
     for start in range(0, len(states), 8192):  # as target batches arrive
-        writer.append(states[start : start + 8192])
+        batch = slice(start, start + 8192)
+        writer.append(states[batch], None if scales is None else scales[batch])
     segment = writer.finish(sequences_of(len(states)))
     (folder / "segments").mkdir()
     writer.folder.rename(folder / "segments" / "0")
@@ -111,7 +123,8 @@ def writing(size_mib: int, rounds: int, root: Path) -> dict[str, float]:
     ways: dict[str, Callable[[Path], None]] = {"raw": lambda folder: write_raw(folder, states)}
     for codec in CODECS:
         chosen = CacheSpec.from_dict(spec.as_dict() | {"codec": codec})
-        ways[codec] = lambda folder, chosen=chosen: write_segment(folder, states, chosen)
+        form = stored_form(states, chosen)
+        ways[codec] = lambda folder, chosen=chosen, form=form: write_segment(folder, *form, chosen)
     found = interleaved(ways, rounds, root)
     return {f"{name}_of_raw": round(found["raw"] / seconds, 3) for name, seconds in found.items()}
 
@@ -152,12 +165,14 @@ def reading(rounds: int, root: Path, num_reads: int = 20) -> dict[str, float]:
 
 
 def sizes() -> dict[str, float]:
-    states, _ = real_states(8000)
-    parts = np.split(states, 10)
-    stored = {
-        name: sum(len(codec.encode(np.ascontiguousarray(part))) for part in parts)
-        for name, codec in CODECS.items()
-    }
+    states, spec = real_states(8000)
+    stored = dict.fromkeys(CODECS, 0)
+    for name, codec in CODECS.items():
+        chosen = CacheSpec.from_dict(spec.as_dict() | {"codec": name})
+        for part in np.split(states, 10):
+            form, scales = stored_form(part, chosen)
+            payload = codec.encode(np.ascontiguousarray(form))
+            stored[name] += len(payload) + (0 if scales is None else scales.nbytes)
     return {name: round(size / states.nbytes, 4) for name, size in stored.items()}
 
 
