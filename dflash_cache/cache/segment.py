@@ -5,7 +5,7 @@ Axes: T tokens, K context layers, H hidden size.
 
 import math
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from .record import SegmentRecord
 from .shard import ShardReader, ShardWriter
 from .spec import CacheSpec
 from .storage import Storage
+from .tokens import pieces, runs_of, taken
 
 # A read of one sequence takes whole chunks. On sequences of 12 MB, 1 MiB reads a tenth more than
 # it needs, 4 MiB a third (docs/decisions/0005-inner-chunks.md).
@@ -201,13 +202,13 @@ def read_segment(
     ids, mask, offsets, rows = _read_small_arrays(storage, record)
     rows = rows + first_row
     wanted = np.arange(len(rows)) if row_ids is None else np.flatnonzero(np.isin(rows, row_ids))
-    runs = _runs(offsets, wanted)
+    runs = runs_of(offsets, wanted)
     hidden = np.empty((sum(stop - start for start, stop in runs), *_shape(spec)), spec.stored_dtype)
     scales = _read_scales(storage, record, spec) if spec.quantized else None
     held = rows  # what is lost if the shard as a whole is damaged
     try:
         with open_shard(storage, record, spec) as shard:
-            for chunk, values in _pieces(hidden, runs, record.chunk_tokens):
+            for chunk, values in pieces(hidden, runs, record.chunk_tokens):
                 held = rows[_in_chunk(offsets, record, chunk)]
                 shard.read_into(chunk, values)
     except CacheCorruptError as error:
@@ -217,15 +218,11 @@ def read_segment(
         index=record.index,
         row_ids=rows[wanted],
         offsets=np.cumsum([0, *np.diff(offsets)[wanted]], dtype=np.int64),
-        input_ids=_taken(ids, runs),
-        loss_mask=_taken(mask, runs),
+        input_ids=taken(ids, runs),
+        loss_mask=taken(mask, runs),
         hidden_TKH=hidden,
-        scales_TK=None if scales is None else _taken(scales, runs),
+        scales_TK=None if scales is None else taken(scales, runs),
     )
-
-
-def _taken(values: Array, runs: list[tuple[int, int]]) -> Array:
-    return np.concatenate([values[:0], *(values[start:stop] for start, stop in runs)])
 
 
 def _read_small_arrays(storage: Storage, record: SegmentRecord) -> list[Array]:
@@ -272,40 +269,6 @@ def open_shard(
         return nullcontext()  # type: ignore[return-value]
     name = f"{segment_folder(record.index)}/{SHARD_KEY}"
     return ShardReader(storage, name, record.shard, record.chunk_crcs, chunk_codec(spec.codec))
-
-
-def _runs(offsets: Int64Array, wanted: Int64Array) -> list[tuple[int, int]]:
-    """The tokens of the sequences ``wanted``, neighbours joined, as (start, stop)."""
-    runs: list[tuple[int, int]] = []
-    for index in wanted.tolist():
-        start, stop = int(offsets[index]), int(offsets[index + 1])
-        if runs and runs[-1][1] == start:
-            start = runs.pop()[0]
-        runs.append((start, stop))
-    return runs
-
-
-def _pieces(
-    hidden: Array, runs: list[tuple[int, int]], chunk_tokens: int
-) -> Iterator[tuple[int, Array]]:
-    """Each chunk to read and the array to read it into, which ``hidden`` takes its part from.
-
-    A chunk that lies whole in a run is read into ``hidden`` itself; the caller fills each array
-    before it asks for the next.
-    """
-    scratch, held, done = np.empty((chunk_tokens, *hidden.shape[1:]), hidden.dtype), -1, 0
-    for start, stop in runs:
-        for chunk in range(start // chunk_tokens, -(-stop // chunk_tokens)):
-            first, last = max(start, chunk * chunk_tokens), min(stop, (chunk + 1) * chunk_tokens)
-            part = hidden[done : done + last - first]
-            done += last - first
-            if len(part) == chunk_tokens:
-                yield chunk, part
-                continue
-            if chunk != held:
-                held = chunk
-                yield chunk, scratch
-            part[...] = scratch[first - chunk * chunk_tokens : last - chunk * chunk_tokens]
 
 
 def shown_rows(rows: Int64Array, most: int = 12) -> str:
