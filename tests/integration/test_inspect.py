@@ -49,7 +49,7 @@ def test_sizes_and_lengths_are_those_of_the_cache(folder):
     assert report["bytes_raw"] == lengths.sum() * cache.spec.token_bytes
     assert report["codec"] == "fp8"
     assert report["writer"] is None
-    assert report["identity"]["dataset_fingerprint"] == cache.spec.dataset_fingerprint
+    assert report["identity"] == cache.spec.as_dict()
 
 
 def test_an_unfinished_cache_shows_what_is_done_of_what_is_planned(tmp_path):
