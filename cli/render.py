@@ -81,6 +81,8 @@ def print_report(report: Mapping[str, Any], tables: list[Table], *, as_json: boo
 
 def figures_table(title: str, rows: Mapping[str, str]) -> Table:
     table = Table(title=title, title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(overflow="fold")  # a long value is shown whole
     for name, value in rows.items():
         table.add_row(name, value)
     return table

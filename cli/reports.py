@@ -6,7 +6,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from dflash_cache.runs.plan import shown_bytes
+from dflash_cache.runs.shown import shown_bytes, shown_time
 
 from .render import figures_table, stages_tables
 
@@ -33,6 +33,12 @@ def plan_tables(report: Report, codec: str) -> list[Table]:
         rows[f"on disk with {name}"] = f"about {shown_bytes(size)}{chosen}"
     free = report["free_bytes"]
     rows["free"] = "no limit known" if free is None else shown_bytes(free)
+    if "probe" in report:
+        found = report["probe"]
+        rows["a target on " + found["device"]] = f"{found['tokens_per_s']:,.0f} tokens/s"
+        for count, seconds in found["seconds_by_devices"].items():
+            devices = "1 device" if count == "1" else f"{count} devices"
+            rows[f"time with {devices}"] = f"about {shown_time(seconds)}"
     return [figures_table("Planned", rows)]
 
 

@@ -28,10 +28,13 @@ class ExtractConfig:
     )
     dtype: Literal["float32", "bfloat16"] | None = option(
         None,
-        help="What the target computes in and what is stored [bfloat16 on CUDA, else float32].",
+        help="What the target computes in, and what is stored but by fp8 [bfloat16 on CUDA, else "
+        "float32].",
     )
-    codec: Literal["crc32c", "lz4", "zstd"] = option(
-        "lz4", help="How hidden states are stored; every codec is lossless and checksummed."
+    codec: Literal["crc32c", "lz4", "zstd", "fp8"] = option(
+        "lz4",
+        help="How hidden states are stored, always checksummed; fp8 has 8 bits, all others are "
+        "lossless.",
     )
     max_seq_len: int | None = option(
         None, help="Longest sequence [tokens; 3072, or the target's own limit if lower]."
@@ -74,6 +77,9 @@ class PlanConfig(ExtractConfig):
     """The settings of an extraction, to size it before any work."""
 
     cache: str = option(".", help="Where the cache would be, for its free space.")
+    probe: bool = option(
+        False, help="Load the target and time a few batches, for how long the extraction takes."
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,6 +186,28 @@ class VerifyConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class InspectConfig:
+    """Show what is in a cache."""
+
+    cache: str = option(
+        help="A cache's folder or address, s3://bucket/prefix; the flag's name may be left out."
+    )
+    row: int | None = option(None, help="Show this row too: ids, mask, norms.")
+    quality: bool = option(
+        False, help="Compare stored states with those that the target computes anew."
+    )
+    sample: int = option(16, help="Rows to compare with --quality [rows].")
+    target: str | None = option(None, help="Target, for --quality [where it was].")
+    data: Path | None = option(None, help="Dataset that --quality checks to be the cache's [none].")
+    device: str = option("", help="Device, for --quality [the last CUDA device, or cpu].")
+    trust_remote_code: bool = option(False, help="Allow the target's own Python code to run.")
+
+    def __post_init__(self) -> None:
+        require_positive(self, "sample")
+        require_not_negative(self, "row")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MergeConfig:
     """Make one cache of several."""
 
@@ -194,5 +222,6 @@ Config = (
     | EvaluateConfig
     | BothConfig
     | VerifyConfig
+    | InspectConfig
     | MergeConfig
 )

@@ -54,7 +54,8 @@ class SegmentPlan:
 class HiddenSegment:
     """One segment's sequences, ragged: sequence n is ``offsets[n]:offsets[n + 1]``.
 
-    ``hidden_TKH`` is float32, or bfloat16 bit patterns as uint16.
+    ``hidden_TKH`` is float32, bfloat16 bit patterns as uint16, or float8_e4m3fn ones as uint8; a
+    value is then that of its bits times the scale of its token and layer.
     """
 
     index: int
@@ -63,6 +64,7 @@ class HiddenSegment:
     input_ids: npt.NDArray[np.int32]  # [T]
     loss_mask: npt.NDArray[np.uint8]  # [T]
     hidden_TKH: Array
+    scales_TK: Array | None = None  # float32, of float8_e4m3fn states
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,12 +89,13 @@ class DraftBatch:
     ascending. The float features keep the stored dtype until they are on the training device.
     """
 
-    hidden_TKH: torch.Tensor  # [T, K, H], float32 or bfloat16
+    hidden_TKH: torch.Tensor  # [T, K, H], float32, bfloat16 or float8_e4m3fn
     input_ids: torch.Tensor  # [T], int64
     loss_mask: torch.Tensor  # [T], bool
     offsets: torch.Tensor  # [N + 1], int64, on the CPU
     anchors: torch.Tensor  # [S], int64, on the CPU
     row_ids: tuple[int, ...]
+    scales_TK: torch.Tensor | None = None  # [T, K], float32, of float8_e4m3fn states
 
     @property
     def num_sequences(self) -> int:

@@ -12,6 +12,7 @@ from dflash_cache.config import (
     BothConfig,
     EvaluateConfig,
     ExtractConfig,
+    InspectConfig,
     PlanConfig,
     TrainConfig,
     VerifyConfig,
@@ -22,13 +23,17 @@ from dflash_cache.sizes import ByteCount
 
 PAGE = Path(__file__).parent / "reference" / "commands.md"
 EXAMPLES = {
-    "plan": "dflash-cache plan --data tokens --target Qwen/Qwen3-8B --cache cache",
+    "plan": (
+        "dflash-cache plan --data tokens --target Qwen/Qwen3-8B --cache cache\n"
+        "dflash-cache plan --data tokens --target Qwen/Qwen3-8B --cache cache --probe"
+    ),
     "extract": "dflash-cache extract --data tokens --target Qwen/Qwen3-8B --cache cache",
     "train": "dflash-cache train --cache cache --out run",
     "both": (
         "dflash-cache both --overlap --data tokens --target Qwen/Qwen3-8B --cache cache --out run"
     ),
     "evaluate": ("dflash-cache evaluate --target Qwen/Qwen3-8B --drafter run/export --data tokens"),
+    "inspect": "dflash-cache inspect cache\ndflash-cache inspect cache --row 7 --quality",
     "verify": "dflash-cache verify --cache cache\ndflash-cache verify --cache cache --repair",
 }
 CONFIGS = {
@@ -37,6 +42,7 @@ CONFIGS = {
     "train": TrainConfig,
     "both": BothConfig,
     "evaluate": EvaluateConfig,
+    "inspect": InspectConfig,
     "verify": VerifyConfig,
 }
 TYPE_NAMES = {int: "number", float: "decimal", str: "text", Path: "path", ByteCount: "bytes"}
@@ -84,8 +90,8 @@ def _command(name: str) -> str:
     lines += ["```bash", EXAMPLES[name], "```", ""]
     options = list(options_of(config))
     if name == "plan":  # it takes what extract takes, but needs no cache
-        lines += ["Every flag of `extract`; one of them differs:", ""]
-        options = [(item, hint) for item, hint in options if item.name == "cache"]
+        lines += ["Every flag of `extract`; `--cache` differs, `--probe` is new:", ""]
+        options = [(item, hint) for item, hint in options if item.name in {"cache", "probe"}]
     if name == "both":
         lines += ["Every flag of `extract` and `train`, and:", ""]
         other = {

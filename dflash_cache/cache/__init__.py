@@ -30,6 +30,7 @@ from .spec import (
     require_same_identity,
 )
 from .storage import Storage, open_storage
+from .values import float32_states, saturated
 from .verify import Fault, verify_cache
 from .writer import CacheWriter
 
@@ -53,6 +54,7 @@ __all__ = [
     "differences",
     "estimate_bytes",
     "file_fingerprint",
+    "float32_states",
     "folder_bytes",
     "fsync_path",
     "fsync_tree",
@@ -68,6 +70,7 @@ __all__ = [
     "require_same_identity",
     "restore_spec",
     "rewrite_content",
+    "saturated",
     "segment_bytes",
     "uncommit",
     "verify_cache",

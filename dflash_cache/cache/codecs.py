@@ -14,6 +14,7 @@ from dflash_cache.errors import CacheCorruptError, ConfigError
 from dflash_cache.types import Array
 
 from .durable import crc32c
+from .spec import QUANTIZED
 
 CHECKSUM_BYTES = 4
 _SHUFFLE = {
@@ -92,6 +93,7 @@ CODECS = {
         ChunkCodec(name="crc32c"),
         ChunkCodec(name="lz4", blosc_name="lz4", level=5, shuffle="bitshuffle"),
         ChunkCodec(name="zstd", blosc_name="zstd", level=1, shuffle="shuffle", block_bytes=1 << 18),
+        ChunkCodec(name=QUANTIZED),  # the chunks' bytes are stored as they are: quantized before
     )
 }
 

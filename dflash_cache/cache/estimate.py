@@ -1,7 +1,7 @@
 """How large a cache will be, before it is made."""
 
 from .codecs import CODECS
-from .spec import CacheSpec
+from .spec import QUANTIZED, CacheSpec
 
 # Stored over raw size, the worst of the states measured: four models in bfloat16, the demo's target
 # in float32 (docs/decisions/0003-codecs.md).
@@ -11,6 +11,7 @@ RATIOS = {
 }
 # Metadata and small arrays: a dozen files a segment, ids and masks, shares of a file system block.
 SEGMENT_BYTES = 48 << 10
+SCALE_BYTES = 4  # float32, for each token and layer of 8-bit states
 
 
 def estimate_bytes(spec: CacheSpec, num_tokens: int, num_segments: int) -> dict[str, int]:
@@ -18,5 +19,6 @@ def estimate_bytes(spec: CacheSpec, num_tokens: int, num_segments: int) -> dict[
     raw = num_tokens * spec.token_bytes
     target = 2 * spec.vocab_size * spec.hidden_size * spec.item_bytes
     beside = target + num_segments * SEGMENT_BYTES
-    ratios = RATIOS[spec.dtype]
+    scaled = len(spec.target_layer_ids) * (spec.hidden_size + SCALE_BYTES)
+    ratios = RATIOS[spec.dtype] | {QUANTIZED: scaled / spec.token_bytes}
     return {name: round(raw * ratios[name]) + beside for name in CODECS}

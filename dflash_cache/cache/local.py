@@ -5,13 +5,14 @@ import shutil
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 from dflash_cache.errors import CacheCorruptError, ConfigError
 
 from .commits import CommitLog
 from .durable import fsync_path, remove_tree, write_atomically
 from .layout import LEDGERS, LOCK, LOG, ROOT, SEGMENTS, SPEC, STAGING
-from .lock import is_being_written, writer_lock
+from .lock import is_being_written, writer_lock, writer_of
 from .record import own_record
 
 
@@ -157,3 +158,6 @@ class LocalStorage:
 
     def is_being_written(self) -> bool:
         return is_being_written(self.root)
+
+    def writer(self) -> dict[str, Any] | None:
+        return writer_of(self.root)

@@ -55,6 +55,16 @@ def is_being_written(root: Path) -> bool:
     return False
 
 
+def writer_of(root: Path) -> dict[str, Any] | None:
+    """Who holds the lock now (host, pid, since), as far as it says; None if nobody does."""
+    if not is_being_written(root):
+        return None
+    try:
+        return dict(json.loads((root / LOCK).read_bytes()))
+    except ValueError:
+        return {}  # it took the lock this moment
+
+
 def holder() -> dict[str, Any]:
     """Who we are, as a lock names it."""
     since = time.strftime("%Y-%m-%dT%H:%M:%S%z")

@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
@@ -142,3 +143,6 @@ class ObjectStorage:
 
     def is_being_written(self) -> bool:
         return self._lease.holder() is not None
+
+    def writer(self) -> dict[str, Any] | None:
+        return self._lease.holder()

@@ -5,9 +5,8 @@ Axes: T tokens, K context layers, H hidden size.
 
 import math
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -27,17 +26,17 @@ from dflash_cache.types import (
 from .arrays import read_chunks, write_array
 from .codecs import chunk_codec
 from .durable import fsync_tree, remove_tree
-from .fingerprints import digest, fingerprint_files
+from .fingerprints import Fingerprints, digest, fingerprint_files
 from .layout import segment_folder, segment_name
 from .record import SegmentRecord
 from .shard import ShardReader, ShardWriter
 from .spec import CacheSpec
 from .storage import Storage
+from .tokens import pieces, runs_of, taken
 
 # A read of one sequence takes whole chunks. On sequences of 12 MB, 1 MiB reads a tenth more than
 # it needs, 4 MiB a third (docs/decisions/0005-inner-chunks.md).
 INNER_CHUNK_BYTES = 1 << 20
-READ_BYTES = 16 << 20  # in one call, or one request to an object store
 SHARD_KEY = "hidden_states/c.0.0.0"
 SMALL_ARRAYS: Mapping[str, npt.DTypeLike] = {
     "input_ids": np.int32,
@@ -45,6 +44,7 @@ SMALL_ARRAYS: Mapping[str, npt.DTypeLike] = {
     "offsets": np.int64,
     "row_ids": np.int64,
 }
+SCALES = "scales"  # of quantized states only
 
 
 def chunking(num_tokens: int, token_bytes: int) -> tuple[int, int]:
@@ -67,19 +67,27 @@ class SegmentWriter:
         self.folder = staging / f"{segment_name(index)}-{uuid.uuid4().hex}"
         self._spec = spec
         self._appended = 0
-        _, chunk_tokens = chunking(num_tokens, spec.token_bytes)
-        self._chunk = np.zeros((chunk_tokens, *_shape(spec)), _dtype(spec))
+        _, chunk_tokens = chunking(num_tokens, spec.stored_token_bytes)
+        self._chunk = np.zeros((chunk_tokens, *_shape(spec)), spec.stored_dtype)
         self._filled = 0
+        self._scales = [np.zeros((0, _shape(spec)[0]), np.float32)]
         (self.folder / "hidden_states").mkdir(parents=True)
         self._shard = ShardWriter(self.folder / SHARD_KEY, chunk_codec(spec.codec))
 
-    def append(self, hidden_TKH: Array) -> None:
-        """Add the next tokens; the array is free for reuse when this returns."""
+    def append(self, hidden_TKH: Array, scales_TK: Array | None = None) -> None:
+        """Add the next tokens; the arrays are free for reuse when this returns.
+
+        Quantized states, and only they, have ``scales_TK``.
+        """
         if hidden_TKH.shape[1:] != self._chunk.shape[1:] or hidden_TKH.dtype != self._chunk.dtype:
             raise ValueError(
                 f"hidden states {hidden_TKH.shape} {hidden_TKH.dtype}, expected "
                 f"(tokens, {self._chunk.shape[1]}, {self._chunk.shape[2]}) {self._chunk.dtype}"
             )
+        if (scales_TK is not None) != self._spec.quantized:
+            raise ValueError(f"codec {self._spec.codec}: scales must be given for fp8 alone")
+        if scales_TK is not None:
+            self._scales.append(scales_TK.copy())
         self._appended += len(hidden_TKH)
         while len(hidden_TKH):
             if self._filled == 0 and len(hidden_TKH) >= len(self._chunk):
@@ -150,10 +158,10 @@ class SegmentWriter:
             dtype=self._chunk.dtype,
             chunks=self._chunk.shape,
             shards=(len(self._chunk) * max(1, self._shard.num_chunks), *self._chunk.shape[1:]),
-            compressors=chunk_codec(self._spec.codec).zarr_chain(self._spec.item_bytes),
+            compressors=chunk_codec(self._spec.codec).zarr_chain(self._chunk.itemsize),
             fill_value=0,
             chunk_key_encoding={"name": "default", "separator": "."},
-            attributes={"logical_dtype": self._spec.dtype},
+            attributes={"logical_dtype": self._spec.logical_dtype},
         )
         offsets = np.cumsum([0, *lengths], dtype=np.int64)
         row_ids = np.array([sequence.row_id for sequence in sequences], dtype=np.int64)
@@ -163,6 +171,8 @@ class SegmentWriter:
         arrays: list[Array] = [input_ids, loss_mask, offsets, row_ids]
         for (name, dtype), data in zip(SMALL_ARRAYS.items(), arrays, strict=True):
             write_array(self.folder / name, data.astype(dtype, copy=False))
+        if self._spec.quantized:
+            write_array(self.folder / SCALES, np.concatenate(self._scales))
 
 
 def read_record(storage: Storage, segment: CommittedSegment) -> SegmentRecord:
@@ -194,14 +204,15 @@ def read_segment(
     ids, mask, offsets, rows = _read_small_arrays(storage, record)
     rows = rows + first_row
     wanted = np.arange(len(rows)) if row_ids is None else np.flatnonzero(np.isin(rows, row_ids))
-    runs = _runs(offsets, wanted)
+    runs = runs_of(offsets, wanted)
     num_tokens = sum(stop - start for start, stop in runs)
-    hidden = np.empty((num_tokens, *_shape(spec)), _dtype(spec)) if into is None else into
+    hidden = np.empty((num_tokens, *_shape(spec)), spec.stored_dtype) if into is None else into
     hidden = hidden[:num_tokens]
+    scales = _read_scales(storage, record, spec) if spec.quantized else None
     held = rows  # what is lost if the shard as a whole is damaged
     try:
         with open_shard(storage, record, spec) as shard:
-            for piece in _pieces(hidden, runs, record.chunk_tokens):
+            for piece in pieces(hidden, runs, record.chunk_tokens):
                 payloads = shard.load(piece.first_chunk, piece.targets)
                 for number, target in enumerate(piece.targets):
                     held = rows[_in_chunk(offsets, record, piece.first_chunk + number)]
@@ -214,20 +225,32 @@ def read_segment(
         index=record.index,
         row_ids=rows[wanted],
         offsets=np.cumsum([0, *np.diff(offsets)[wanted]], dtype=np.int64),
-        input_ids=np.concatenate([ids[:0], *(ids[start:stop] for start, stop in runs)]),
-        loss_mask=np.concatenate([mask[:0], *(mask[start:stop] for start, stop in runs)]),
+        input_ids=taken(ids, runs),
+        loss_mask=taken(mask, runs),
         hidden_TKH=hidden,
+        scales_TK=None if scales is None else taken(scales, runs),
     )
 
 
 def _read_small_arrays(storage: Storage, record: SegmentRecord) -> list[Array]:
     folder, tokens, rows = segment_folder(record.index), record.num_tokens, record.num_sequences
     lengths = {"input_ids": tokens, "loss_mask": tokens, "offsets": rows + 1, "row_ids": rows}
-    files = {f"{folder}/{name}": recorded for name, recorded in record.files.items()}
+    files = _files(record)
     return [
         read_chunks(storage, f"{folder}/{name}", files, (lengths[name],), dtype)
         for name, dtype in SMALL_ARRAYS.items()
     ]
+
+
+def _read_scales(storage: Storage, record: SegmentRecord, spec: CacheSpec) -> Array:
+    name, shape = f"{segment_folder(record.index)}/{SCALES}", (record.num_tokens, _shape(spec)[0])
+    return read_chunks(storage, name, _files(record), shape, np.float32)
+
+
+def _files(record: SegmentRecord) -> Fingerprints:
+    """The segment's files by their names in the cache."""
+    folder = segment_folder(record.index)
+    return {f"{folder}/{name}": recorded for name, recorded in record.files.items()}
 
 
 def rows_of_chunk(storage: Storage, record: SegmentRecord, chunk: int) -> Int64Array:
@@ -246,10 +269,6 @@ def _shape(spec: CacheSpec) -> tuple[int, int]:
     return len(spec.target_layer_ids), spec.hidden_size
 
 
-def _dtype(spec: CacheSpec) -> type[np.uint16 | np.float32]:
-    return np.uint16 if spec.dtype == "bfloat16" else np.float32
-
-
 def open_shard(
     storage: Storage, record: SegmentRecord, spec: CacheSpec
 ) -> AbstractContextManager[ShardReader]:
@@ -257,52 +276,6 @@ def open_shard(
         return nullcontext()  # type: ignore[return-value]
     name = f"{segment_folder(record.index)}/{SHARD_KEY}"
     return ShardReader(storage, name, record.shard, record.chunk_crcs, chunk_codec(spec.codec))
-
-
-def _runs(offsets: Int64Array, wanted: Int64Array) -> list[tuple[int, int]]:
-    """The tokens of the sequences ``wanted``, neighbours joined, as (start, stop)."""
-    runs: list[tuple[int, int]] = []
-    for index in wanted.tolist():
-        start, stop = int(offsets[index]), int(offsets[index + 1])
-        if runs and runs[-1][1] == start:
-            start = runs.pop()[0]
-        runs.append((start, stop))
-    return runs
-
-
-class _Piece:
-    """Tokens ``start:stop`` of the segment, to be read at once into ``hidden``."""
-
-    def __init__(self, hidden: Array, start: int, stop: int, chunk_tokens: int) -> None:
-        self.first_chunk = start // chunk_tokens
-        self.targets: list[Array] = []
-        self._partial: list[tuple[Array, Array]] = []  # what to copy where once it is decoded
-        for chunk in range(self.first_chunk, -(-stop // chunk_tokens)):
-            first = chunk * chunk_tokens
-            part = hidden[max(first - start, 0) : first - start + chunk_tokens]
-            if len(part) == chunk_tokens:
-                self.targets.append(part)
-                continue
-            scratch = np.empty((chunk_tokens, *hidden.shape[1:]), hidden.dtype)
-            self.targets.append(scratch)
-            skipped = max(start - first, 0)
-            self._partial.append((part, scratch[skipped : skipped + len(part)]))
-
-    def finish(self) -> None:
-        """Take the parts of chunks that do not lie whole in the piece."""
-        for part, values in self._partial:
-            part[...] = values
-
-
-def _pieces(hidden: Array, runs: list[tuple[int, int]], chunk_tokens: int) -> Iterator[_Piece]:
-    """What to read for ``runs``, in pieces of bounded size that end at chunk borders."""
-    most = max(1, READ_BYTES // max(1, hidden[:chunk_tokens].nbytes)) * chunk_tokens
-    done = 0
-    for first, last in runs:
-        borders = range(first - first % chunk_tokens + most, last, most)
-        for start, stop in pairwise([first, *borders, last]):
-            yield _Piece(hidden[done : done + stop - start], start, stop, chunk_tokens)
-            done += stop - start
 
 
 def shown_rows(rows: Int64Array, most: int = 12) -> str:

@@ -5,10 +5,13 @@ from dataclasses import asdict, dataclass, fields
 from itertools import accumulate
 from typing import Any, Self
 
+import numpy as np
+
 from dflash_cache.errors import CacheMismatchError
 from dflash_cache.types import DtypeName
 
 FORMAT_VERSION = 1
+QUANTIZED = "fp8"
 LAYER_CONVENTION = "output of 0-based decoder layer, before the final norm"
 # Where something was read from may change; what it holds may not.
 _NOT_COMPARED = {"target", "revision", "dataset"}
@@ -57,12 +60,34 @@ class CacheSpec(TargetIdentity):
 
     @property
     def item_bytes(self) -> int:
+        """A value in ``dtype``."""
         return 2 if self.dtype == "bfloat16" else 4
 
     @property
     def token_bytes(self) -> int:
-        """Hidden states of one token, before any compression."""
+        """Hidden states of one token in ``dtype``, before any compression."""
         return len(self.target_layer_ids) * self.hidden_size * self.item_bytes
+
+    @property
+    def quantized(self) -> bool:
+        """Whether states are stored in 8 bits, with a scale for each token and layer."""
+        return self.codec == QUANTIZED
+
+    @property
+    def logical_dtype(self) -> str:
+        """What the stored bits of hidden states mean."""
+        return "float8_e4m3fn" if self.quantized else self.dtype
+
+    @property
+    def stored_dtype(self) -> np.dtype[Any]:
+        """The array of hidden states on disk: Zarr has no name for bfloat16 and float8_e4m3fn."""
+        dtypes = {"float8_e4m3fn": np.uint8, "bfloat16": np.uint16, "float32": np.float32}
+        return np.dtype(dtypes[self.logical_dtype])
+
+    @property
+    def stored_token_bytes(self) -> int:
+        """Hidden states of one token as they are stored, before any compression."""
+        return len(self.target_layer_ids) * self.hidden_size * self.stored_dtype.itemsize
 
     @property
     def first_rows(self) -> list[int]:

@@ -6,7 +6,7 @@ Names are relative to the cache, with slashes.
 from collections.abc import Collection, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from dflash_cache.types import CommittedSegment
 
@@ -107,6 +107,9 @@ class Storage(Protocol):
 
     def is_being_written(self) -> bool:
         """Whether a live writer holds the lock."""
+
+    def writer(self) -> dict[str, Any] | None:
+        """The live writer's host and pid, and since when; None if there is none."""
 
 
 def open_storage(address: str | Path) -> Storage:

@@ -17,10 +17,11 @@ from dflash_cache.target import LayerCapture
 
 from .disk import DiskNeed, disk_need
 from .extraction import Extraction, dropped_by_reason, load_captures
-from .plan import require_room, shown_bytes
+from .plan import require_room
 from .preparation import Preparation, missing_segments, open_matching, part_in, prepare
 from .progress import OnProgress, ignore
 from .room import RollingRoom, Room, RoomUntilFull
+from .shown import shown_bytes
 
 
 def extract(config: ExtractConfig, on_progress: OnProgress = ignore) -> dict[str, Any]:

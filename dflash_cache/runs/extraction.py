@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from dflash_cache.cache import Cache, CacheWriter, SegmentWriter, segment_bytes
 from dflash_cache.data import plan_batches
 from dflash_cache.pipeline import Arrivals, Channel, Pipeline
-from dflash_cache.target import BatchCapture, LayerCapture, Target, capture_batch
+from dflash_cache.target import (
+    BatchCapture,
+    LayerCapture,
+    StagingBuffer,
+    Target,
+    capture_batch,
+)
 from dflash_cache.types import CommittedSegment, SegmentPlan, TokenSequence
 
 from .preparation import Preparation, missing_segments
@@ -33,7 +37,7 @@ class _StagedBatch:
     """A batch's hidden states in a staging buffer, on the way to its segment's writer."""
 
     plan: SegmentPlan
-    buffer: torch.Tensor
+    buffer: StagingBuffer
     capture: BatchCapture
     last: bool
 
@@ -106,19 +110,15 @@ class Extraction:
         self._pipeline.spawn("choose", choose, into=[plans, finished])
         return plans
 
-    def _staging(self, count: int) -> list[torch.Tensor]:
-        """Staging for one batch each: [tokens, K, H]; pinned where a CUDA device copies into it."""
-        preparation, spec = self._preparation, self._cache.spec
+    def _staging(self, count: int) -> list[StagingBuffer]:
+        """Staging for one batch each."""
+        preparation = self._preparation
         longest = int(preparation.survey.lengths.max())
         largest = max(segment.num_tokens for segment in preparation.plan)
-        shape = (
-            min(max(preparation.config.batch_tokens, longest), largest),
-            len(spec.target_layer_ids),
-            spec.hidden_size,
-        )
+        num_tokens = min(max(preparation.config.batch_tokens, longest), largest)
         pinned = any(device.startswith("cuda") for device in preparation.devices)
-        dtype = getattr(torch, spec.dtype)
-        return [torch.empty(shape, dtype=dtype, pin_memory=pinned) for _ in range(count)]
+        spec = self._cache.spec
+        return [StagingBuffer.allocate(spec, num_tokens, pinned=pinned) for _ in range(count)]
 
     def _read(self, plans: Iterable[SegmentPlan], rows: Channel[_ReadSegment]) -> None:
         for plan in plans:
@@ -201,10 +201,7 @@ class _OpenSegment:
         self._captures: list[BatchCapture] = []
 
     def append(self, staged: _StagedBatch) -> None:
-        states = staged.buffer[: staged.capture.num_tokens]
-        if states.dtype == torch.bfloat16:
-            states = states.view(torch.uint16)
-        self.writer.append(states.numpy())
+        self.writer.append(*staged.buffer.arrays(staged.capture.num_tokens))
         self._captures.append(staged.capture)
 
     def finish(self) -> _FinishedSegment:

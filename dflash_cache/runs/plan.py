@@ -10,14 +10,16 @@ from dflash_cache.errors import ConfigError
 
 from .disk import DiskNeed, disk_need
 from .preparation import Preparation, missing_segments, prepare
+from .probe import probe
+from .shown import shown_bytes
 
 
 def plan(config: PlanConfig) -> dict[str, Any]:
-    """Check dataset and settings and size the cache; no target is loaded.
+    """Check dataset and settings and size the cache; without ``probe`` no target is loaded.
 
     Returns the report: sequences, tokens, truncated, dropped {reason: rows}, segments, batches,
-    padding (share of the target's work), bytes_estimated {codec: bytes}, free_bytes, and
-    max_disk_smallest, the least --max-disk that ``extract`` takes.
+    padding (share of the target's work), bytes_estimated {codec: bytes}, free_bytes,
+    max_disk_smallest, the least --max-disk that ``extract`` takes, and probe {..} on request.
     """
     preparation = prepare(config)
     found, segments = preparation.survey, preparation.plan
@@ -28,7 +30,7 @@ def plan(config: PlanConfig) -> dict[str, Any]:
         for batch in plan_batches(segment.lengths, config.batch_tokens)
     ]
     padded = sum(int(lengths.max()) * len(lengths) for lengths in batches)
-    return {
+    report = {
         "sequences": len(found.row_ids),
         "tokens": num_tokens,
         "truncated": found.num_truncated,
@@ -40,6 +42,7 @@ def plan(config: PlanConfig) -> dict[str, Any]:
         "free_bytes": preparation.storage.free_bytes(),
         "max_disk_smallest": disk_need(preparation, None).smallest,
     }
+    return report | ({"probe": probe(preparation)} if config.probe else {})
 
 
 def require_room(preparation: Preparation, cache: Cache | None, need: DiskNeed) -> None:
@@ -82,11 +85,3 @@ def require_whole(preparation: Preparation, need: DiskNeed) -> None:
             "phase after the other needs it whole. With --overlap the cache in "
             f"{preparation.config.cache} is extracted and evicted in turn"
         )
-
-
-def shown_bytes(count: int) -> str:
-    """``count`` bytes in the unit that a reader expects, such as ``1.25 GB``."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9)):
-        if count >= size:
-            return f"{count / size:,.2f} {unit}"
-    return f"{count / 1e6:,.1f} MB"

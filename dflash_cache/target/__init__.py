@@ -5,16 +5,20 @@ from .capture import LayerCapture
 from .decoding import TargetDecoder, stop_token_ids
 from .identity import identify_target, resolve_target
 from .model import Target, TargetShape, mask_token_of, reserved_tokens
+from .quantization import quantize
+from .staging import StagingBuffer
 
 __all__ = [
     "BatchCapture",
     "LayerCapture",
+    "StagingBuffer",
     "Target",
     "TargetDecoder",
     "TargetShape",
     "capture_batch",
     "identify_target",
     "mask_token_of",
+    "quantize",
     "reserved_tokens",
     "resolve_target",
     "stop_token_ids",

@@ -11,6 +11,7 @@ import torch
 from dflash_cache.types import DroppedRow, TokenSequence
 
 from .capture import LayerCapture
+from .staging import StagingBuffer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,10 +26,10 @@ class BatchCapture:
 def capture_batch(
     capture: LayerCapture,
     sequences: Sequence[TokenSequence],
-    staging_TKH: torch.Tensor,
+    staging: StagingBuffer,
     check: Callable[[], None],
 ) -> BatchCapture:
-    """Fill ``staging_TKH`` (pinned, for a CUDA target) with the states of ``sequences``.
+    """Fill ``staging`` (pinned, for a CUDA target) with the states of ``sequences``.
 
     A sequence with a state that is not finite is left out, and named with layer and position.
     """
@@ -47,7 +48,7 @@ def capture_batch(
         kept = tuple(s for s, fault in zip(sequences, faults, strict=True) if not fault)
         whole = [part for part, fault in zip(parts, faults, strict=True) if not fault]
         states = torch.cat([states[:0], *whole])
-    staging_TKH[: len(states)].copy_(states)
+    staging.fill(states)
     return BatchCapture(num_tokens=len(states), kept=kept, dropped=tuple(dropped))
 
 

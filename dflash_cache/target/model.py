@@ -15,6 +15,7 @@ from dflash_cache.cache import TargetParts
 from dflash_cache.errors import ConfigError, DataError
 from dflash_cache.types import Array, DtypeName
 
+_BITS = {torch.bfloat16: torch.uint16, torch.float8_e4m3fn: torch.uint8}
 ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
@@ -138,10 +139,13 @@ class Target:
 
 
 def as_array(tensor: torch.Tensor) -> Array:
-    """A numpy view of a CPU copy: float32, or the bits of bfloat16 as uint16."""
+    """A numpy view of a CPU copy, or of a CPU tensor itself.
+
+    float32, or the bits of bfloat16 as uint16, of float8_e4m3fn as uint8.
+    """
     tensor = tensor.detach().cpu().contiguous()
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.uint16).numpy()
+    if tensor.dtype in _BITS:
+        return tensor.view(_BITS[tensor.dtype]).numpy()
     return tensor.float().numpy()
 
 

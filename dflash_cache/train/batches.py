@@ -53,6 +53,7 @@ class _Sequence:
     hidden_TKH: Array
     input_ids: Array
     loss_mask: Array
+    scales_TK: Array | None
 
 
 def prefetch(
@@ -135,6 +136,7 @@ def _sequence(segment: HiddenSegment, index: int) -> _Sequence:
         hidden_TKH=segment.hidden_TKH[tokens],
         input_ids=segment.input_ids[tokens],
         loss_mask=segment.loss_mask[tokens],
+        scales_TK=None if segment.scales_TK is None else segment.scales_TK[tokens],
     )
 
 
@@ -149,6 +151,7 @@ def pack(group: list[_Sequence], anchors: int, key: tuple[int, int]) -> DraftBat
         draw_anchors(sequence.loss_mask, anchors, *key, sequence.row_id) + offset
         for sequence, offset in zip(group, offsets, strict=False)
     ]
+    scales = [sequence.scales_TK for sequence in group if sequence.scales_TK is not None]
     return DraftBatch(
         hidden_TKH=as_tensor(np.concatenate([sequence.hidden_TKH for sequence in group])),
         input_ids=torch.from_numpy(np.concatenate([s.input_ids for s in group])).long(),
@@ -156,10 +159,15 @@ def pack(group: list[_Sequence], anchors: int, key: tuple[int, int]) -> DraftBat
         offsets=torch.from_numpy(offsets),
         anchors=torch.from_numpy(np.concatenate(drawn)),
         row_ids=tuple(sequence.row_id for sequence in group),
+        scales_TK=torch.from_numpy(np.concatenate(scales)) if scales else None,
     )
 
 
 def as_tensor(array: Array) -> torch.Tensor:
-    """A tensor that shares ``array``'s memory; uint16 holds bfloat16 bits."""
+    """A tensor that shares ``array``'s memory.
+
+    uint16 holds bfloat16 bits, uint8 those of float8_e4m3fn.
+    """
     tensor = torch.from_numpy(array)
-    return tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor
+    dtypes = {np.dtype(np.uint16): torch.bfloat16, np.dtype(np.uint8): torch.float8_e4m3fn}
+    return tensor.view(dtypes.get(array.dtype, tensor.dtype))

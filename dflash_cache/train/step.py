@@ -17,6 +17,7 @@ from dflash_cache.drafter.model import DFlashDrafter
 from dflash_cache.errors import TrainingError
 from dflash_cache.types import DraftBatch
 
+from .features import features_of
 from .schedule import learning_rate_factor
 
 
@@ -135,7 +136,7 @@ class DrafterStep:
         tiles = plan_tiles(batch.offsets, batch.anchors)
         supervised = blocks.supervised.to(self.device)
         with self._compute_context():
-            features = batch.hidden_TKH.to(self.device, self._embedding.dtype)
+            features = features_of(batch, self.device, self._embedding.dtype)
             context = self.drafter.context(features, positions.to(self.device))
             hidden = self.drafter(
                 self._embedding[tokens.flatten().to(self.device)],

@@ -29,6 +29,7 @@ from dflash_cache.cache.segment import read_record, read_segment
 from dflash_cache.config import ExtractConfig
 from dflash_cache.runs.extraction import load_captures
 from dflash_cache.runs.preparation import prepare
+from dflash_cache.target import quantize
 from dflash_cache.types import TokenSequence
 
 ROW_TOKENS = 256
@@ -70,12 +71,23 @@ def write_raw(folder: Path, states: np.ndarray) -> None:
     os.close(descriptor)
 
 
-def write_segment(folder: Path, states: np.ndarray, spec: CacheSpec) -> None:
+def stored_form(states: np.ndarray, spec: CacheSpec) -> tuple[np.ndarray, np.ndarray | None]:
+    """bfloat16 ``states`` as the codec of ``spec`` is given them, and their scales for fp8."""
+    if not spec.quantized:
+        return states, None
+    values, scales = quantize(torch.from_numpy(states).view(torch.bfloat16))
+    return values.view(torch.uint8).numpy(), scales.numpy()
+
+
+def write_segment(
+    folder: Path, states: np.ndarray, scales: np.ndarray | None, spec: CacheSpec
+) -> None:
     """The full commit: all arrays, checksums, fsyncs, rename and record."""
     storage = LocalStorage(folder)
     writer = SegmentWriter(storage.staging(), spec, 0, len(states))
     for start in range(0, len(states), 8192):  # as target batches arrive
-        writer.append(states[start : start + 8192])
+        batch = slice(start, start + 8192)
+        writer.append(states[batch], None if scales is None else scales[batch])
     segment = writer.finish(sequences_of(len(states)))
     storage.take(writer.folder, segment_folder(0))
     storage.commits.append(segment)
@@ -109,7 +121,8 @@ def writing(size_mib: int, rounds: int, root: Path) -> dict[str, float]:
     ways: dict[str, Callable[[Path], None]] = {"raw": lambda folder: write_raw(folder, states)}
     for codec in CODECS:
         chosen = CacheSpec.from_dict(spec.as_dict() | {"codec": codec})
-        ways[codec] = lambda folder, chosen=chosen: write_segment(folder, states, chosen)
+        form = stored_form(states, chosen)
+        ways[codec] = lambda folder, chosen=chosen, form=form: write_segment(folder, *form, chosen)
     found = interleaved(ways, rounds, root)
     return {f"{name}_of_raw": round(found["raw"] / seconds, 3) for name, seconds in found.items()}
 
@@ -153,12 +166,14 @@ def reading(rounds: int, root: Path, num_reads: int = 20) -> dict[str, float]:
 
 
 def sizes() -> dict[str, float]:
-    states, _ = real_states(8000)
-    parts = np.split(states, 10)
-    stored = {
-        name: sum(len(codec.encode(np.ascontiguousarray(part))) for part in parts)
-        for name, codec in CODECS.items()
-    }
+    states, spec = real_states(8000)
+    stored = dict.fromkeys(CODECS, 0)
+    for name, codec in CODECS.items():
+        chosen = CacheSpec.from_dict(spec.as_dict() | {"codec": name})
+        for part in np.split(states, 10):
+            form, scales = stored_form(part, chosen)
+            payload = codec.encode(np.ascontiguousarray(form))
+            stored[name] += len(payload) + (0 if scales is None else scales.nbytes)
     return {name: round(size / states.nbytes, 4) for name, size in stored.items()}
 
 

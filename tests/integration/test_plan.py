@@ -4,15 +4,19 @@ import errno
 import shutil
 import subprocess
 
+import numpy as np
 import pytest
 
 from dflash_cache import demo
 from dflash_cache.cache import CODECS, Cache, verify_cache
 from dflash_cache.cache.local import LocalStorage
 from dflash_cache.config import PlanConfig
+from dflash_cache.data import plan_batches
 from dflash_cache.errors import ConfigError
 from dflash_cache.runs.extract import extract
 from dflash_cache.runs.plan import plan
+from dflash_cache.runs.preparation import prepare
+from dflash_cache.runs.probe import spread_batches
 from tests.support.runs import extract_config
 
 
@@ -73,3 +77,41 @@ def test_a_disk_that_fills_up_ends_the_run_and_space_lets_it_go_on(small_disk, m
     subprocess.run(["mount", "-o", "remount,size=100m", str(small_disk)], check=True)
     assert extract(extract_config(small_disk))["sequences"] == 40
     assert verify_cache(small_disk / "cache") == []
+
+
+def test_a_probe_times_the_target_on_batches_of_the_plan(tmp_path):
+    plain = plan(plan_config(batch_tokens=512))
+    report = plan(plan_config(probe=True, devices=("cpu", "cpu"), batch_tokens=512))
+    found = report.pop("probe")
+    assert plain.keys() == report.keys()
+    assert found["device"] == "cpu"
+    assert found["tokens_per_s"] > 0
+    # Two workers on one device share it.
+    assert found["seconds_by_devices"] == {"1": found["seconds_estimated"]}
+    whole_s = report["tokens"] / found["tokens_per_s"]
+    assert found["seconds_estimated"] == pytest.approx(whole_s, abs=0.06)
+
+
+def test_a_probe_takes_a_short_a_median_and_a_long_batch_and_none_that_is_a_rest():
+    longest = np.array([50, 900, 300, 20, 400, 900])
+    padded = np.array([1000, 900, 900, 20, 400, 1000])
+    assert longest[spread_batches(longest, padded)].tolist() == [50, 900]
+    longest[1] = 600
+    assert longest[spread_batches(longest, padded)].tolist() == [50, 600, 900]
+
+
+def test_a_probe_reckons_each_batch_by_its_length(monkeypatch):
+    """Seconds a token grow with the length: the whole is the sum over all batches."""
+    monkeypatch.setattr(
+        "dflash_cache.runs.probe._seconds",
+        lambda preparation, capture, rows: float(len(rows) * rows[:, 1].max() * rows[:, 1].max()),
+    )
+    config = plan_config(probe=True, devices=("cpu",), batch_tokens=512)
+    expected = 0.0
+    for segment in prepare(config).plan:
+        for part in plan_batches(segment.lengths, 512):
+            lengths = segment.lengths[part]
+            expected += len(lengths) * float(lengths.max()) ** 2
+    # Seconds a token are the length itself here, which interpolation gives back.
+    found = plan(config)["probe"]["seconds_estimated"]
+    assert found == pytest.approx(expected, rel=0.1)

@@ -2,6 +2,7 @@
 
 import tempfile
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_cache.cache import CODECS, CacheSpec, SegmentWriter
-from dflash_cache.cache.segment import SMALL_ARRAYS
+from dflash_cache.cache.segment import SCALES, SMALL_ARRAYS
 from dflash_cache.types import CommittedSegment, DroppedRow, TokenSequence
 from tests.support.caches import SPEC, read_back
 
@@ -25,6 +26,7 @@ class Ragged:
     sequences: list[TokenSequence]  # as planned
     kept: list[bool]
     hidden_TKH: np.ndarray  # of the kept sequences
+    scales_TK: np.ndarray | None
     cuts: list[int]  # where the appended batches end
 
     @property
@@ -65,16 +67,17 @@ def raggeds(draw: st.DrawFn) -> Ragged:
     ]
     kept = draw(st.lists(st.booleans(), min_size=len(lengths), max_size=len(lengths)))
     num_tokens = sum(length for length, keep in zip(lengths, kept, strict=True) if keep)
-    shape = (num_tokens, len(spec.target_layer_ids), spec.hidden_size * spec.item_bytes)
+    shape = (num_tokens, len(spec.target_layer_ids), spec.hidden_size * spec.stored_dtype.itemsize)
     raw = (
         rng.integers(0, 256, shape, np.uint8) if draw(st.booleans()) else np.zeros(shape, np.uint8)
     )
     return Ragged(
         spec,
-        chunk_bytes=draw(st.integers(1, 12)) * spec.token_bytes,
+        chunk_bytes=draw(st.integers(1, 12)) * spec.stored_token_bytes,
         sequences=sequences,
         kept=kept,
-        hidden_TKH=raw.view(np.uint16 if dtype == "bfloat16" else np.float32),
+        hidden_TKH=raw.view(spec.stored_dtype),
+        scales_TK=rng.random(shape[:2], np.float32) if spec.quantized else None,
         cuts=sorted(draw(st.lists(st.integers(0, num_tokens), max_size=5))),
     )
 
@@ -84,8 +87,9 @@ def written(folder: Path, ragged: Ragged) -> tuple[Path, CommittedSegment]:
         patch.setattr("dflash_cache.cache.segment.INNER_CHUNK_BYTES", ragged.chunk_bytes)
         planned = sum(len(sequence.input_ids) for sequence in ragged.sequences)
         writer = SegmentWriter(folder, ragged.spec, 0, planned)
-    for batch in np.split(ragged.hidden_TKH, ragged.cuts):
-        writer.append(batch)
+    for start, stop in pairwise([0, *ragged.cuts, len(ragged.hidden_TKH)]):
+        scales_TK = None if ragged.scales_TK is None else ragged.scales_TK[start:stop]
+        writer.append(ragged.hidden_TKH[start:stop], scales_TK)
     dropped = [
         DroppedRow(row_id=sequence.row_id, reason="non_finite", detail="layer 1, position 0")
         for sequence, kept in zip(ragged.sequences, ragged.kept, strict=True)
@@ -105,6 +109,9 @@ def test_any_ragged_segment_comes_back_bit_for_bit_through_our_reader_and_plain_
         assert found.hidden_TKH.dtype == hidden_TKH.dtype == ragged.hidden_TKH.dtype
         assert found.hidden_TKH.shape == hidden_TKH.shape == ragged.hidden_TKH.shape
         assert found.hidden_TKH.tobytes() == hidden_TKH.tobytes() == ragged.hidden_TKH.tobytes()
+        if ragged.scales_TK is not None:
+            assert found.scales_TK.tobytes() == ragged.scales_TK.tobytes()
+            assert np.asarray(group[SCALES][...]).tobytes() == ragged.scales_TK.tobytes()
         for name in SMALL_ARRAYS:
             np.testing.assert_array_equal(group[name][...], getattr(found, name))
     kept = ragged.kept_sequences
@@ -131,7 +138,7 @@ def test_any_subset_of_rows_reads_as_its_part_of_the_whole(ragged, data):
     places = [place for place, row in enumerate(whole.row_ids.tolist()) if row in wanted]
     assert part.row_ids.tolist() == whole.row_ids[places].tolist()
     assert part.offsets.tolist() == np.cumsum([0, *np.diff(whole.offsets)[places]]).tolist()
-    for name in ("hidden_TKH", "input_ids", "loss_mask"):
+    for name in ("hidden_TKH", "input_ids", "loss_mask", *(["scales_TK"] * ragged.spec.quantized)):
         pieces = np.split(getattr(whole, name), whole.offsets[1:-1])
         expected = b"".join(pieces[place].tobytes() for place in places)
         assert getattr(part, name).tobytes() == expected

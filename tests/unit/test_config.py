@@ -105,7 +105,7 @@ def test_a_wrong_type_or_choice_is_an_error_that_names_flag_and_value(name, valu
 
 
 def test_a_wrong_choice_is_answered_with_the_choices():
-    assert message_of(extract, codec="gzip") == "--codec 'gzip': expected crc32c | lz4 | zstd"
+    assert message_of(extract, codec="gzip") == "--codec 'gzip': expected crc32c | lz4 | zstd | fp8"
 
 
 def test_values_from_a_file_become_the_types_of_the_settings():

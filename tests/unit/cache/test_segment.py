@@ -1,6 +1,7 @@
 """Axes in names: T tokens, K layers, H hidden size."""
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -8,12 +9,13 @@ import pytest
 import zarr
 
 from dflash_cache.cache import CODECS, CacheSpec, SegmentWriter
-from dflash_cache.cache.segment import SHARD_KEY, SMALL_ARRAYS
+from dflash_cache.cache.segment import SCALES, SHARD_KEY, SMALL_ARRAYS
 from dflash_cache.errors import CacheCorruptError
 from dflash_cache.types import CommittedSegment, TokenSequence
 from tests.support.caches import SPEC, read_back
 
 LAYERS, HIDDEN, CHUNK_TOKENS = (1, 4), 4, 4
+LOSSLESS = [codec for codec in CODECS if codec != "fp8"]
 BORDERS = [(1,), (3,), (4,), (5,), (1, 1, 1, 1), (3, 1, 1), (8,), (1, 7, 1), (4, 4, 4, 1)]
 
 
@@ -45,18 +47,27 @@ def sequences_of(lengths: tuple[int, ...]) -> list[TokenSequence]:
 
 def states_of(spec: CacheSpec, num_tokens: int) -> np.ndarray:
     """Any bit patterns: those of NaN and of infinity too."""
-    dtype = np.dtype(np.uint16 if spec.dtype == "bfloat16" else np.float32)
+    dtype = spec.stored_dtype
     raw = np.random.default_rng(2).integers(
         0, 256, (num_tokens, len(LAYERS), HIDDEN * dtype.itemsize), np.uint8
     )
     return raw.view(dtype)
 
 
+def scales_of(spec: CacheSpec, num_tokens: int) -> np.ndarray | None:
+    """Different ones for each token and layer, where states have scales."""
+    shape = (num_tokens, len(LAYERS))
+    scales = np.random.default_rng(4).random(shape, np.float32)
+    return scales if spec.quantized else None
+
+
 def written(
     staging: Path, spec: CacheSpec, lengths: tuple[int, ...], hidden_TKH: np.ndarray | None = None
 ) -> tuple[Path, CommittedSegment]:
-    writer = SegmentWriter(staging, spec, 3, sum(lengths))
-    writer.append(states_of(spec, sum(lengths)) if hidden_TKH is None else hidden_TKH)
+    num_tokens = sum(lengths)
+    writer = SegmentWriter(staging, spec, 3, num_tokens)
+    hidden_TKH = states_of(spec, num_tokens) if hidden_TKH is None else hidden_TKH
+    writer.append(hidden_TKH, scales_of(spec, num_tokens))
     return writer.folder, writer.finish(sequences_of(lengths))
 
 
@@ -81,14 +92,19 @@ def test_plain_zarr_reads_the_same_values(tmp_path, codec, dtype):
     spec = spec_of(codec, dtype)
     folder, segment = written(tmp_path, spec, (3, 1, 5))
     group, found = zarr.open(folder, mode="r"), read_back(folder, segment, spec)
-    assert sorted(name for name, _ in group.arrays()) == sorted([*SMALL_ARRAYS, "hidden_states"])
-    assert group["hidden_states"].attrs["logical_dtype"] == dtype
+    names = [*SMALL_ARRAYS, "hidden_states", *([SCALES] if codec == "fp8" else [])]
+    assert sorted(name for name, _ in group.arrays()) == sorted(names)
+    logical = "float8_e4m3fn" if codec == "fp8" else dtype
+    assert group["hidden_states"].attrs["logical_dtype"] == logical
     assert np.asarray(group["hidden_states"][...]).tobytes() == found.hidden_TKH.tobytes()
     for name in SMALL_ARRAYS:
         np.testing.assert_array_equal(group[name][...], getattr(found, name))
+    if codec == "fp8":
+        np.testing.assert_array_equal(group[SCALES][...], scales_of(spec, 9))
+        np.testing.assert_array_equal(found.scales_TK, scales_of(spec, 9))
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("codec", LOSSLESS)
 def test_all_zero_states_are_stored_as_chunks_like_any_others(tmp_path, codec):
     spec = spec_of(codec)
     zeros = np.zeros((9, len(LAYERS), HIDDEN), np.float32)
@@ -101,8 +117,9 @@ def test_all_zero_states_are_stored_as_chunks_like_any_others(tmp_path, codec):
     assert not read_back(folder, segment, spec).hidden_TKH.any()
 
 
-def test_a_segment_that_lost_all_its_rows_reads_empty(tmp_path):
-    spec = spec_of()
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_segment_that_lost_all_its_rows_reads_empty(tmp_path, codec):
+    spec = spec_of(codec)
     writer = SegmentWriter(tmp_path, spec, 3, 10)
     segment = writer.finish([])
     found = read_back(writer.folder, segment, spec)
@@ -126,11 +143,12 @@ def test_the_callers_array_is_free_for_reuse_after_an_append(tmp_path):
 @pytest.mark.parametrize("codec", CODECS)
 def test_the_shard_does_not_show_in_which_batches_its_states_came(tmp_path, codec):
     spec, shards = spec_of(codec), set()
-    states = states_of(spec, 10)  # chunks of 4, the last one padded
+    states, scales = states_of(spec, 10), scales_of(spec, 10)  # chunks of 4, the last one padded
     for cuts in ([], [1], [4, 8], [3, 7], list(range(1, 10))):
         writer = SegmentWriter(tmp_path, spec, 3, 10)
-        for batch in np.split(states, cuts):
-            writer.append(batch)
+        for start, stop in pairwise([0, *cuts, 10]):
+            part = None if scales is None else scales[start:stop]
+            writer.append(states[start:stop], part)
         writer.finish(sequences_of((4, 6)))
         shards.add((writer.folder / SHARD_KEY).read_bytes())
     assert len(shards) == 1
@@ -139,15 +157,16 @@ def test_the_shard_does_not_show_in_which_batches_its_states_came(tmp_path, code
 @pytest.mark.parametrize(
     "wanted", [[], [100], [107, 121], [121, 100], [999], [100, 107, 114, 121]], ids=str
 )
-def test_reading_some_rows_gives_their_part_of_the_whole(tmp_path, wanted):
-    spec, lengths = spec_of("lz4"), (3, 1, 7, 2)
+@pytest.mark.parametrize("codec", ["lz4", "fp8"])
+def test_reading_some_rows_gives_their_part_of_the_whole(tmp_path, wanted, codec):
+    spec, lengths = spec_of(codec), (3, 1, 7, 2)
     folder, segment = written(tmp_path, spec, lengths)
     whole = read_back(folder, segment, spec)
     part = read_back(folder, segment, spec, np.array(wanted, np.int64))
     kept = [place for place, row in enumerate(whole.row_ids.tolist()) if row in wanted]
     assert part.row_ids.tolist() == whole.row_ids[kept].tolist()
     assert np.diff(part.offsets).tolist() == [lengths[place] for place in kept]
-    for name in ("hidden_TKH", "input_ids", "loss_mask"):
+    for name in ("hidden_TKH", "input_ids", "loss_mask", *(["scales_TK"] * spec.quantized)):
         pieces = np.split(getattr(whole, name), whole.offsets[1:-1])
         expected = b"".join(pieces[place].tobytes() for place in kept)
         assert getattr(part, name).tobytes() == expected
@@ -158,6 +177,16 @@ def test_states_of_another_shape_or_dtype_are_refused(tmp_path):
     for states in (np.zeros((2, 3, HIDDEN), np.float32), np.zeros((2, 2, HIDDEN), np.float64)):
         with pytest.raises(ValueError, match="expected"):
             writer.append(states)
+    writer.abort()
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_scales_are_asked_of_quantized_states_and_refused_of_others(tmp_path, codec):
+    spec = spec_of(codec)
+    writer = SegmentWriter(tmp_path, spec, 3, 9)
+    scales = None if spec.quantized else np.ones((9, len(LAYERS)), np.float32)
+    with pytest.raises(ValueError, match="scales must be given for fp8 alone"):
+        writer.append(states_of(spec, 9), scales)
     writer.abort()
 
 
@@ -182,7 +211,7 @@ def flip(path: Path, place: int) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("codec", LOSSLESS)
 @pytest.mark.parametrize(("chunk", "rows"), [(0, "100"), (1, "100, 107, 114"), (2, "114")])
 def test_a_flipped_bit_in_a_chunk_names_the_shard_and_the_rows_in_the_chunk(
     tmp_path, codec, chunk, rows
@@ -229,10 +258,13 @@ def test_the_whole_shard_of_another_segment_is_found(tmp_path):
         read_back(folder, segment, spec)
 
 
-@pytest.mark.parametrize("name", ["zarr.json", *(f"{name}/c.0" for name in SMALL_ARRAYS)])
+@pytest.mark.parametrize(
+    "name", ["zarr.json", f"{SCALES}/c.0.0", *(f"{name}/c.0" for name in SMALL_ARRAYS)]
+)
 @pytest.mark.parametrize("damage", ["missing", "halved", "flipped"])
 def test_a_damaged_small_array_or_record_is_an_error_that_names_the_file(tmp_path, name, damage):
-    folder, segment = written(tmp_path, spec_of(), (5, 1, 6))
+    spec = spec_of("fp8")
+    folder, segment = written(tmp_path, spec, (5, 1, 6))
     path = folder / name
     if damage == "missing":
         path.unlink()
@@ -241,4 +273,4 @@ def test_a_damaged_small_array_or_record_is_an_error_that_names_the_file(tmp_pat
     else:
         flip(path, path.stat().st_size // 2)
     with pytest.raises(CacheCorruptError, match=name):
-        read_back(folder, segment, spec_of())
+        read_back(folder, segment, spec)

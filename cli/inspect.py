@@ -1,0 +1,17 @@
+"""``inspect``."""
+
+from dflash_cache.config import InspectConfig
+
+from .options import with_options
+
+
+@with_options(InspectConfig, argument="cache")
+def command(config: InspectConfig, as_json: bool) -> None:
+    """Show what is in a cache: identity, progress, lengths, drops, sizes, who writes it."""
+    from dflash_cache.runs.inspect import inspect
+
+    from .inspection import inspect_tables
+    from .render import print_report
+
+    report = inspect(config)
+    print_report(report, inspect_tables(report), as_json=as_json)

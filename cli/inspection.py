@@ -1,0 +1,76 @@
+"""What ``inspect`` shows, in a reader's words."""
+
+from rich.markup import escape
+from rich.table import Table
+
+from dflash_cache.runs.shown import shown_bytes
+
+from .render import figures_table
+from .reports import Report
+
+
+def inspect_tables(report: Report) -> list[Table]:
+    identity, writer = report["identity"], report["writer"]
+    dropped = ", ".join(f"{rows:,} {reason}" for reason, rows in report["dropped"].items())
+    stored, raw = report["bytes_stored"], report["bytes_raw"]
+    rows = {
+        "target": escape(identity["target"]),
+        "dataset": escape(", ".join(part["dataset"] for part in identity["parts"])),
+        "layers": ", ".join(map(str, identity["target_layer_ids"]))
+        + f" of {identity['num_target_layers']}, hidden size {identity['hidden_size']:,}",
+        "segments": f"{report['segments']:,} of {report['segments_planned']:,}",
+        "sequences": f"{report['sequences']:,}",
+        "tokens": f"{report['tokens']:,}",
+        "rows left out": dropped or "none",
+        "dtype and codec": f"{identity['dtype']}, {report['codec']}",
+        "hidden states": shown_bytes(raw),
+        "on disk": shown_bytes(stored) + (f" ({stored / raw:.1%})" if raw else ""),
+        "written now": "by nobody"
+        if writer is None
+        else escape(", ".join(f"{name} {value}" for name, value in writer.items()) or "yes"),
+    }
+    tables = [figures_table("Cache", rows)]
+    tables += [_lengths_table(report["lengths"])] if report["lengths"] else []
+    tables += _row_tables(report["row"]) if "row" in report else []
+    return tables + ([_quality_table(report["quality"])] if "quality" in report else [])
+
+
+def _lengths_table(lengths: Report) -> Table:
+    most = max(part["rows"] for part in lengths["histogram"])
+    title = "Lengths: {shortest:,} to {longest:,} tokens, median {median:,}".format(**lengths)
+    table = Table(title=title, title_justify="left", show_header=False)
+    for part in lengths["histogram"]:
+        bar = "#" * round(30 * part["rows"] / most)
+        table.add_row(f"{part['from']:,} to {part['to']:,}", f"{part['rows']:,} rows", bar)
+    return table
+
+
+def _row_tables(row: Report) -> list[Table]:
+    shown = {
+        "segment": str(row["segment"]),
+        "tokens": f"{len(row['input_ids']):,}, {sum(row['loss_mask']):,} to learn from",
+        "ids": " ".join(map(str, row["input_ids"])),
+        "mask": "".join(map(str, row["loss_mask"])),
+    }
+    norms = Table(title="Norms of its states", title_justify="left")
+    for heading in ("layer", "smallest", "mean", "largest"):
+        norms.add_column(heading, justify="right")
+    for layer in row["layers"]:
+        figures = (layer["norm_smallest"], layer["norm_mean"], layer["norm_largest"])
+        norms.add_row(str(layer["layer"]), *(f"{figure:.4g}" for figure in figures))
+    return [figures_table(f"Row {row['row_id']}", shown), norms]
+
+
+def _quality_table(quality: Report) -> Table:
+    title = f"Against exact states, {quality['rows']:,} rows, {quality['tokens']:,} tokens"
+    table = Table(title=title, title_justify="left")
+    for heading in ("layer", "relative error", "cosine", "saturated"):
+        table.add_column(heading, justify="right")
+    for layer in quality["layers"]:
+        table.add_row(
+            str(layer["layer"]),
+            f"{layer['relative_error']:.5f}",
+            f"{layer['cosine']:.6f}",
+            f"{layer['saturated']:.3%}",
+        )
+    return table
