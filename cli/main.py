@@ -12,7 +12,7 @@ import typer
 from dflash_cache.errors import DflashCacheError
 from dflash_cache.pipeline import Interrupted, StageStuckError, stop_on_signals
 
-from . import both, evaluate, extract, merge, plan, train, verify
+from . import both, evaluate, export, extract, merge, plan, train, verify
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -26,6 +26,7 @@ for name, module in (
     ("train", train),
     ("both", both),
     ("evaluate", evaluate),
+    ("export", export),
     ("verify", verify),
     ("merge", merge),
 ):

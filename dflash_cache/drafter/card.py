@@ -9,6 +9,19 @@ from .speculators import causal_layers
 
 Rows = Iterable[tuple[str, Any]]
 
+_INTRODUCTION = """\
+It proposes a block of tokens at once from the target's hidden states, for the target to check
+(arXiv 2602.06036). Embedding and head are the target's and no part of it.
+"""
+_NOT_RUN = """\
+From the folder that holds this one. These commands follow the engines' documentation and were not
+run with this drafter.
+"""
+_TWO_CAUSALITIES = """\
+**vLLM reads one causality for all layers from this layout, and this drafter has two.**
+Serve it from an export with `--format transformers`.
+"""
+
 
 def model_card(
     config: DrafterConfig, training: Mapping[str, Any], *, layout: str, dtype: str, name: str
@@ -21,9 +34,7 @@ def model_card(
     target = cache.get("target", "the target")
     sections = [
         _front_matter(layout, cache),
-        f"# DFlash drafter for {target}\n\n"
-        "It proposes a block of tokens at once from the target's hidden states, for the target to "
-        "check\n(arXiv 2602.06036). Embedding and head are the target's and no part of it.\n",
+        f"# DFlash drafter for {target}\n\n{_INTRODUCTION}",
         _section("Drafter", _shape(config, dtype)),
         _section("Target", _target(cache)),
         _section("Data", _data(training)),
@@ -35,8 +46,7 @@ def model_card(
 
 
 def _front_matter(layout: str, cache: Mapping[str, Any]) -> str:
-    library = {"transformers": "transformers", "speculators": "speculators"}[layout]
-    lines = [f"library_name: {library}", "tags: [dflash, speculative-decoding]"]
+    lines = [f"library_name: {layout}", "tags: [dflash, speculative-decoding]"]
     target = str(cache.get("target", ""))
     if target.count("/") == 1 and not target.startswith((".", "/")):
         lines.append(f"base_model: {target}")
@@ -59,9 +69,8 @@ def _cell(value: Any) -> str:
 
 def _shape(config: DrafterConfig, dtype: str) -> Rows:
     yield "block size", f"{config.block_size}, the anchor included"
-    yield "target layers", (
-        f"{_cell(config.target_layer_ids)} of 0..{config.num_target_layers - 1}, the output of each"
-    )
+    yield "target layers", _cell(config.target_layer_ids)
+    yield "counted from", f"0, the first of the target's {config.num_target_layers}; their outputs"
     yield "mask token", config.mask_token_id
     yield "layers", config.num_hidden_layers
     yield "kinds of layers", config.layer_types
@@ -74,8 +83,9 @@ def _target(cache: Mapping[str, Any]) -> Rows:
     yield "name", cache.get("target")
     yield "revision", cache.get("revision")
     for part in ("target_weights", "target_config", "tokenizer", "chat_template"):
-        yield f"hash of its {part.removeprefix('target_').replace('_', ' ')}", cache.get(
-            f"{part}_hash"
+        yield (
+            f"hash of its {part.removeprefix('target_').replace('_', ' ')}",
+            cache.get(f"{part}_hash"),
         )
 
 
@@ -87,8 +97,9 @@ def _data(training: Mapping[str, Any]) -> Rows:
     if "held_out_rows" in training:
         yield "of them held out", len(training["held_out_rows"])
     yield "longest sequence [tokens]", cache.get("max_seq_len")
-    yield "hidden states stored as", ", ".join(
-        str(cache[key]) for key in ("dtype", "codec") if key in cache
+    yield (
+        "hidden states stored as",
+        ", ".join(str(cache[key]) for key in ("dtype", "codec") if key in cache),
     )
 
 
@@ -99,8 +110,9 @@ def _training(training: Mapping[str, Any]) -> Rows:
 
 
 def _figures(training: Mapping[str, Any]) -> Rows:
-    yield "block acceptance length, held-out rows, teacher-forced", training.get(
-        "block_acceptance_length"
+    yield (
+        "block acceptance length, held-out rows, teacher-forced",
+        training.get("block_acceptance_length"),
     )
     yield "accuracy of slots 1, 2, ..., held-out rows", training.get("slot_accuracy")
     batch = training.get("training_batch", {})
@@ -113,8 +125,9 @@ def _figures(training: Mapping[str, Any]) -> Rows:
     yield "prompts decoded", evaluation.get("prompts")
     if "held_out" in evaluation:
         yield "only held-out prompts", "yes" if evaluation["held_out"] else "not known"
-    yield "prompt lookup's acceptance length", evaluation.get("prompt_lookup", {}).get(
-        "acceptance_length"
+    yield (
+        "prompt lookup's acceptance length",
+        evaluation.get("prompt_lookup", {}).get("acceptance_length"),
     )
 
 
@@ -140,20 +153,13 @@ def sglang_command(config: DrafterConfig, target: str, drafter: str) -> str:
 def _serving(config: DrafterConfig, layout: str, target: str, name: str) -> str:
     causal = set(causal_layers({"layer_types": config.layer_types, "is_causal": config.is_causal}))
     mixed = len(set(config.layer_types)) > 1
-    lines = [
-        "## Serving", "",
-        "From the folder that holds this one. These commands follow the engines' documentation and "
-        "were not run\nwith this drafter.", "",
-        "```bash", vllm_command(config, target, f"./{name}"), "```", "",
-    ]  # fmt: skip
+    lines = ["## Serving", "", _NOT_RUN, "```bash"]
+    lines += [vllm_command(config, target, f"./{name}"), "```", ""]
     if mixed:
         lines += ["vLLM needs `VLLM_USE_V2_MODEL_RUNNER=1` for layers of different kinds.", ""]
     if layout == "speculators":
         if len(causal) > 1:
-            lines += [
-                "**vLLM reads one causality for all layers from this layout, and this drafter has "
-                "two.**\nServe it from an export with `--format transformers`.", "",
-            ]  # fmt: skip
+            lines.append(_TWO_CAUSALITIES)
         lines += ["For SGLang export with `--format transformers`.", ""]
     else:
         lines += ["```bash", sglang_command(config, target, f"./{name}"), "```", ""]

@@ -74,7 +74,7 @@ def _config_json(
 
 
 def check_export(folder: Path, config: DrafterConfig) -> None:
-    """Read ``folder`` again: ``DataError`` unless it is the whole drafter of ``config`` and no more.
+    """Read ``folder`` again: ``DataError`` unless it is the drafter of ``config``, whole.
 
     Engines do not do it: some ignore weights that they do not know, and do not report missing ones.
     """
@@ -125,7 +125,9 @@ def _check_weights(
             if found[name][0] != expected[name]
         ],
         f"weights of another dtype than {CONFIG}'s {dtype}": [
-            f"{name} {found[name][1]}" for name in sorted(names) if dtype not in (None, found[name][1])
+            f"{name} {found[name][1]}"
+            for name in sorted(names)
+            if dtype not in (None, found[name][1])
         ],
     }
     lines = [f"{what}: {', '.join(names[:5])}" for what, names in faults.items() if names]

@@ -61,7 +61,7 @@ def to_speculators(
 
 
 def from_speculators(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A ``config.json`` of the library's in z-lab's layout; ``ConfigError`` if there is none for it.
+    """A ``config.json`` of the library in z-lab's layout; ``ConfigError`` if it has no such form.
 
     ``num_target_layers`` is missing unless we wrote the file.
     """

@@ -17,6 +17,7 @@ from .extract import extract_report, extracting
 from .preparation import Preparation, prepare
 from .progress import OnProgress, ignore
 from .prompts import num_prompt_tokens
+from .start import offered_mask_token
 from .train import EXPORT, TrainingRun, choose_mask_token, require_same_run, train
 
 TRAINING_STAGES = {"prefetch", "pack", "train"}
@@ -76,6 +77,7 @@ def _check_training(config: BothConfig, preparation: Preparation) -> None:
     """Let settings of phase two that cannot work fail before phase one is paid for."""
     vocab_size, shape = preparation.spec.vocab_size, preparation.target_shape
     offered = mask_token_of(preparation.target_folder, vocab_size)
+    offered = offered_mask_token(config.train, offered)
     choose_mask_token(config.train, offered, vocab_size, shape.reserved_token_ids)
     single_device(config.train.device)
     require_same_run(config.train, preparation.spec)
