@@ -76,6 +76,8 @@ def from_speculators(config: Mapping[str, Any]) -> dict[str, Any]:
         )
     if config.get("sample_from_anchor"):
         raise ConfigError("sample_from_anchor is set; here slot 0 is the anchor and never sampled")
+    if config.get("mask_token_id") is None:
+        raise ConfigError("mask_token_id is not set")
     flat = layers | {
         "architectures": config.get("architectures", []),
         "block_size": config["block_size"],

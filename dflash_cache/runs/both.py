@@ -17,7 +17,7 @@ from .extract import extract_report, extracting
 from .preparation import Preparation, prepare
 from .progress import OnProgress, ignore
 from .prompts import num_prompt_tokens
-from .start import offered_mask_token
+from .start import offered_mask_token, require_same_shape
 from .train import EXPORT, TrainingRun, choose_mask_token, require_same_run, train
 
 TRAINING_STAGES = {"prefetch", "pack", "train"}
@@ -79,6 +79,14 @@ def _check_training(config: BothConfig, preparation: Preparation) -> None:
     offered = mask_token_of(preparation.target_folder, vocab_size)
     offered = offered_mask_token(config.train, offered)
     choose_mask_token(config.train, offered, vocab_size, shape.reserved_token_ids)
+    if config.train.init_from is not None:
+        expected = {
+            "num_hidden_layers": config.train.draft_layers,
+            "target_layer_ids": preparation.spec.target_layer_ids,
+            "num_target_layers": shape.num_layers,
+            "hidden_size": shape.hidden_size,
+        }
+        require_same_shape(config.train.init_from, expected)
     single_device(config.train.device)
     require_same_run(config.train, preparation.spec)
     held_out = held_out_rows(np.asarray(preparation.survey.row_ids), config.train.holdout)

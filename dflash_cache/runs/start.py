@@ -1,6 +1,7 @@
 """Where a training starts from: random weights, or those of another drafter."""
 
-from dataclasses import fields
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +20,34 @@ _MAY_DIFFER = {
 
 
 def starting_drafter(config: TrainConfig, shape: DrafterConfig) -> DFlashDrafter:
-    """A drafter of ``shape``: fresh, or with the weights in ``--init-from``.
-
-    ``CacheMismatchError`` names each setting in which that drafter differs from the run.
-    """
+    """A drafter of ``shape``: fresh, or with the weights in ``--init-from``."""
     if config.init_from is None:
         return DFlashDrafter.fresh(shape, config.seed)
-    found = DrafterConfig.load(config.init_from, num_target_layers=shape.num_target_layers)
-    differing = [
-        f"{field.name}: {getattr(found, field.name)}, the run has {getattr(shape, field.name)}"
-        for field in fields(shape)
-        if field.name not in _MAY_DIFFER
-        and getattr(found, field.name) != getattr(shape, field.name)
-    ]
-    if differing:
-        raise CacheMismatchError(
-            f"--init-from {config.init_from} is a drafter of another shape:\n  "
-            + "\n  ".join(differing)
-            + "\nChoose --draft-layers and a cache that fit it, or start without it"
-        )
+    found = require_same_shape(config.init_from, asdict(shape))
     drafter = load_drafter(config.init_from, config=found)
     drafter.config = shape  # the run's block size and mask token hold from here on
     return drafter.train()
+
+
+def require_same_shape(folder: Path, expected: Mapping[str, Any]) -> DrafterConfig:
+    """The configuration of the drafter in ``folder``.
+
+    ``CacheMismatchError`` names each field of ``expected`` that it has otherwise, except those that
+    no weight depends on.
+    """
+    found = DrafterConfig.load(folder, num_target_layers=expected["num_target_layers"])
+    differing = [
+        f"{name}: {getattr(found, name)}, the run has {value}"
+        for name, value in expected.items()
+        if name not in _MAY_DIFFER and getattr(found, name) != value
+    ]
+    if differing:
+        raise CacheMismatchError(
+            f"--init-from {folder} is a drafter of another shape:\n  "
+            + "\n  ".join(differing)
+            + "\nUse a cache and --draft-layers that fit it, or start without it"
+        )
+    return found
 
 
 def offered_mask_token(config: TrainConfig, offered: int | None) -> int | None:
