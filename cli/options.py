@@ -28,8 +28,8 @@ def with_options(
     def decorate(run: Run) -> Callable[..., None]:
         def command(**flags: Any) -> None:
             file, as_json = flags.pop("config"), flags.pop("json")
-            for name in positional:
-                flags[name] = _one_of(name, flags.pop(f"{name}_argument"), flags[name])
+            for name in arguments:
+                flags[name] = _one_of(name, flags[name], flags.pop(f"{name}_flag"))
             given = {
                 name: value for name, value in flags.items() if value is not None and value != []
             }
@@ -39,11 +39,13 @@ def with_options(
             run(build(config_type, below, from_file, given), as_json)
 
         hints = {item.name: hint for item, hint in options_of(config_type)}
-        positional = [
-            item.name for item, _ in options_of(config_type) if item.metadata["positional"]
+        parameters = [_parameter(item, hint) for item, hint in options_of(config_type)]
+        arguments = [
+            item.name
+            for item, hint in options_of(config_type)
+            if item.metadata["argument"] and get_origin(hint) is not tuple
         ]
-        parameters = [_argument(name, hints[name]) for name in positional]
-        parameters += [_parameter(item, hint) for item, hint in options_of(config_type)]
+        parameters += [_flag_of_argument(name, hints[name]) for name in arguments]
         parameters += [
             _keyword("config", Path | None, "--config", "TOML file of settings; flags win."),
             _keyword("json", bool, "--json", "Print the report as JSON, as the last line.", False),
@@ -56,20 +58,16 @@ def with_options(
     return decorate
 
 
-def _argument(name: str, hint: Any) -> inspect.Parameter:
-    """The value of option ``name`` without its flag."""
-    shown = typer.Argument(metavar=f"[{name.upper()}]", help=f"The same as {flag_of(name)}.")
-    return inspect.Parameter(
-        f"{name}_argument",
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[Union[hint, None], shown],  # noqa: UP007  a Literal has no |
-    )
+def _flag_of_argument(name: str, hint: Any) -> inspect.Parameter:
+    """The flag that an argument has too, as in a configuration file."""
+    kind = Union[hint, None]  # noqa: UP007  a Literal has no |
+    parameter = _keyword(name, kind, flag_of(name), f"The same as {name.upper()}.")
+    return parameter.replace(name=f"{name}_flag")
 
 
 def _one_of(name: str, argument: Any, flag: Any) -> Any:
     if argument is not None and flag is not None and argument != flag:
-        raise typer.BadParameter(f"{flag_of(name)} {flag} and {argument}: give one of them")
+        raise typer.BadParameter(f"{argument} and {flag_of(name)} {flag}: give one of them")
     return flag if argument is None else argument
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from dflash_cache.config import (
     BothConfig,
     EvaluateConfig,
+    ExportConfig,
     ExtractConfig,
     PlanConfig,
     TrainConfig,
@@ -28,6 +29,10 @@ EXAMPLES = {
         "dflash-cache both --overlap --data tokens --target Qwen/Qwen3-8B --cache cache --out run"
     ),
     "evaluate": ("dflash-cache evaluate --target Qwen/Qwen3-8B --drafter run/export --data tokens"),
+    "export": (
+        "dflash-cache export run --out drafter\n"
+        "dflash-cache export run --format speculators --out drafter-speculators"
+    ),
     "verify": "dflash-cache verify --cache cache\ndflash-cache verify --cache cache --repair",
 }
 CONFIGS = {
@@ -36,6 +41,7 @@ CONFIGS = {
     "train": TrainConfig,
     "both": BothConfig,
     "evaluate": EvaluateConfig,
+    "export": ExportConfig,
     "verify": VerifyConfig,
 }
 TYPE_NAMES = {int: "number", float: "decimal", str: "text", Path: "path"}
@@ -97,9 +103,10 @@ def _command(name: str) -> str:
 
 
 def _row(item: Field[Any], hint: Any) -> str:
-    return (
-        f"| `{flag_of(item.name)}` | {_value(hint)} | {_default(item)} | {item.metadata['help']} |"
-    )
+    flag = f"`{flag_of(item.name)}`"
+    if item.metadata["argument"]:
+        flag = f"`{item.name.upper()}`" + ("" if get_origin(hint) is tuple else f" or {flag}")
+    return f"| {flag} | {_value(hint)} | {_default(item)} | {item.metadata['help']} |"
 
 
 def _value(hint: Any) -> str:

@@ -91,12 +91,13 @@ def _target(cache: Mapping[str, Any]) -> Rows:
 
 def _data(training: Mapping[str, Any]) -> Rows:
     cache = training.get("cache", {})
-    yield "dataset", cache.get("dataset")
-    yield "fingerprint", cache.get("dataset_fingerprint")
-    yield "rows", training.get("num_rows")
+    for part in cache.get("parts", ()):
+        yield "dataset", part["dataset"]
+        yield "its fingerprint", part["dataset_fingerprint"]
+        yield "its longest sequence [tokens]", part["max_seq_len"]
+    yield "rows extracted", training.get("num_rows")
     if "held_out_rows" in training:
         yield "of them held out", len(training["held_out_rows"])
-    yield "longest sequence [tokens]", cache.get("max_seq_len")
     yield (
         "hidden states stored as",
         ", ".join(str(cache[key]) for key in ("dtype", "codec") if key in cache),

@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 from dflash_cache import demo
 from dflash_cache.cache import Cache
+from dflash_cache.cli.main import app
 from dflash_cache.config import BothConfig, ExportConfig
 from dflash_cache.drafter.export import load_drafter, load_training
 from dflash_cache.errors import CacheMismatchError, ConfigError, DataError
@@ -86,6 +88,16 @@ def test_the_speculators_layout_names_the_target_it_was_made_for(trained, tmp_pa
     export(export_config(trained, tmp_path / "out", format="speculators"))
     verifier = config_of(tmp_path / "out")["speculators_config"]["verifier"]
     assert verifier == {"name_or_path": str(demo.TARGET), "architectures": ["Qwen3ForCausalLM"]}
+
+
+def test_the_command_takes_the_run_as_its_argument_and_reports(trained, tmp_path):
+    arguments = ["export", str(trained / "run"), "--out", str(tmp_path / "out"), "--step", "2"]
+    plain = CliRunner().invoke(app, arguments)
+    assert plain.exit_code == 0, plain.output
+    assert "README.md says how to serve it" in " ".join(plain.output.split())
+    report = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout.splitlines()[-1])
+    sizes = [path.stat().st_size for path in (tmp_path / "out").iterdir()]
+    assert (report["step"], report["bytes"]) == (2, sum(sizes))
 
 
 def test_a_torn_checkpoint_is_passed_over_with_a_warning(trained, tmp_path):
