@@ -12,10 +12,11 @@ from typer.testing import CliRunner
 from dflash_cache import demo
 from dflash_cache.cache import Cache
 from dflash_cache.cli.main import app
-from dflash_cache.config import BothConfig, ExportConfig
+from dflash_cache.config import BothConfig, EvaluateConfig, ExportConfig
 from dflash_cache.drafter.export import load_drafter, load_training
 from dflash_cache.errors import CacheMismatchError, ConfigError, DataError
 from dflash_cache.runs.both import both
+from dflash_cache.runs.evaluate import evaluate
 from dflash_cache.runs.export import export
 from dflash_cache.runs.extract import extract
 from dflash_cache.runs.train import train
@@ -94,10 +95,22 @@ def test_the_command_takes_the_run_as_its_argument_and_reports(trained, tmp_path
     arguments = ["export", str(trained / "run"), "--out", str(tmp_path / "out"), "--step", "2"]
     plain = CliRunner().invoke(app, arguments)
     assert plain.exit_code == 0, plain.output
-    assert "README.md says how to serve it" in " ".join(plain.output.split())
+    assert "README.md there says how to serve it" in " ".join(plain.output.split())
     report = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout.splitlines()[-1])
     sizes = [path.stat().st_size for path in (tmp_path / "out").iterdir()]
     assert (report["step"], report["bytes"]) == (2, sum(sizes))
+
+
+def test_a_drafter_decodes_the_same_from_either_layout(trained, tmp_path):
+    reports = []
+    for layout in ("transformers", "speculators"):
+        export(export_config(trained, tmp_path / layout, format=layout))
+        settings = {"target": str(demo.TARGET), "data": demo.DATA, "device": "cpu"}
+        sizes = {"prompts": 2, "new_tokens": 6}
+        reports.append(evaluate(EvaluateConfig(drafter=tmp_path / layout, **settings, **sizes)))
+        del reports[-1]["speedup"]
+    assert reports[0] == reports[1]
+    assert reports[0]["held_out"]
 
 
 def test_a_torn_checkpoint_is_passed_over_with_a_warning(trained, tmp_path):
