@@ -80,9 +80,12 @@ build/wheel/built: $(VENV)/installed-dev $(SOURCES)
 	$(BIN)/python -m build --wheel --outdir build/wheel .
 	touch $@
 
-$(VENV)/installed-dev: pyproject.toml constraints.txt $(VENV)/created
+$(VENV)/installed-dev: pyproject.toml constraints.txt tests/parity/speculators.txt $(VENV)/created
 	$(PIP) install -c constraints.txt -e '.[dev]'
 	$(PIP) install --no-deps dflash==0.1.0  # the parity tests decode with it; it pins other versions
+	rm -rf $(VENV)/speculators  # a folder that only its parity test looks into
+	$(PIP) install --quiet --no-deps --no-compile --target $(VENV)/speculators \
+		-r tests/parity/speculators.txt
 	touch $@ $(VENV)/installed
 
 $(VENV)/installed: pyproject.toml constraints.txt $(VENV)/created

@@ -5,7 +5,7 @@ from dflash_cache.config import InspectConfig
 from .options import with_options
 
 
-@with_options(InspectConfig, argument="cache")
+@with_options(InspectConfig)
 def command(config: InspectConfig, as_json: bool) -> None:
     """Show what is in a cache: identity, progress, lengths, drops, sizes, who writes it."""
     from dflash_cache.runs.inspect import inspect

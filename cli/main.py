@@ -12,7 +12,7 @@ import typer
 from dflash_cache.errors import DflashCacheError
 from dflash_cache.pipeline import Interrupted, StageStuckError, stop_on_signals
 
-from . import both, evaluate, extract, inspect, merge, plan, train, verify
+from . import both, evaluate, export, extract, inspect, merge, plan, train, verify
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -27,6 +27,7 @@ for name, module in (
     ("both", both),
     ("evaluate", evaluate),
     ("inspect", inspect),
+    ("export", export),
     ("verify", verify),
     ("merge", merge),
 ):

@@ -15,25 +15,22 @@ from dflash_cache.settings import build, flag_of, load_toml, options_of
 from dflash_cache.sizes import ByteCount
 
 Run = Callable[[Any, bool], None]
-ALONE = "argument"  # the parameter of a value that stands without its flag
 
 
 def with_options(
     config_type: type[Config],
     preset: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
-    argument: str | None = None,
 ) -> Callable[[Run], Callable[..., None]]:
     """Make ``run(config, as_json)`` a command with one flag a field, ``--config`` and ``--json``.
 
     ``preset`` may give settings that stand below the file and the flags, knowing what is set.
-    ``argument`` names a field that may also stand alone, without its flag.
     """
 
     def decorate(run: Run) -> Callable[..., None]:
         def command(**flags: Any) -> None:
             file, as_json = flags.pop("config"), flags.pop("json")
-            if argument:
-                flags[argument] = _one_of(argument, flags.pop(ALONE), flags[argument])
+            for name in arguments:
+                flags[name] = _one_of(name, flags[name], flags.pop(f"{name}_flag"))
             given = {
                 name: value for name, value in flags.items() if value is not None and value != []
             }
@@ -43,8 +40,13 @@ def with_options(
             run(build(config_type, below, from_file, given), as_json)
 
         hints = {item.name: hint for item, hint in options_of(config_type)}
-        parameters = [_argument(argument, hints[argument])] if argument else []
-        parameters += [_parameter(item, hint) for item, hint in options_of(config_type)]
+        parameters = [_parameter(item, hint) for item, hint in options_of(config_type)]
+        arguments = [
+            item.name
+            for item, hint in options_of(config_type)
+            if item.metadata["argument"] and get_origin(hint) is not tuple
+        ]
+        parameters += [_flag_of_argument(name, hints[name]) for name in arguments]
         parameters += [
             _keyword("config", Path | None, "--config", "TOML file of settings; flags win."),
             _keyword("json", bool, "--json", "Print the report as JSON, as the last line.", False),
@@ -55,6 +57,19 @@ def with_options(
         return command
 
     return decorate
+
+
+def _flag_of_argument(name: str, hint: Any) -> inspect.Parameter:
+    """The flag that an argument has too, as in a configuration file."""
+    kind = Union[hint, None]  # noqa: UP007  a Literal has no |
+    parameter = _keyword(name, kind, flag_of(name), f"The same as {name.upper()}.")
+    return parameter.replace(name=f"{name}_flag")
+
+
+def _one_of(name: str, argument: Any, flag: Any) -> Any:
+    if argument is not None and flag is not None and argument != flag:
+        raise typer.BadParameter(f"{argument} and {flag_of(name)} {flag}: give one of them")
+    return flag if argument is None else argument
 
 
 def _parameter(item: Any, hint: Any) -> inspect.Parameter:
@@ -92,25 +107,6 @@ def _keyword(
         default=default,
         annotation=Annotated[annotation, typer.Option(flag, help=escape(text), show_default=False)],
     )
-
-
-def _argument(name: str, kind: type) -> inspect.Parameter:
-    text = f"The same as {flag_of(name)}."
-    return inspect.Parameter(
-        ALONE,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[
-            Union[kind, None],  # noqa: UP007
-            typer.Argument(metavar=name.upper(), help=text, show_default=False),
-        ],
-    )
-
-
-def _one_of(name: str, alone: Any, flag: Any) -> Any:
-    if alone is not None and flag is not None and alone != flag:
-        raise typer.BadParameter(f"{flag_of(name)} {flag}: {alone} was given too; give one of them")
-    return flag if alone is None else alone
 
 
 def _parse_list(name: str, value: Any, hint: Any) -> Any:

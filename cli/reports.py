@@ -70,6 +70,18 @@ def train_tables(report: Report) -> list[Table]:
     return [figures_table("Trained", rows), *stages_tables("training", report["stages"])]
 
 
+def export_tables(report: Report) -> list[Table]:
+    rows = {
+        "drafter": escape(report["export"]),
+        "layout": report["format"],
+        "of step": f"{report['step']:,}",
+        "parameters": f"{report['parameters']:,}, {report['dtype']}",
+        "on disk": shown_bytes(report["bytes"]),
+        "next": "README.md there says how to serve it",
+    }
+    return [figures_table("Exported", rows)]
+
+
 def evaluate_tables(report: Report) -> list[Table]:
     known = "held-out prompts" if report["held_out"] else "prompts that training may have seen"
     table = Table(title=f"Decoded, {known}", title_justify="left")

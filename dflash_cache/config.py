@@ -89,6 +89,9 @@ class TrainConfig:
     cache: str = option(help="A cache's folder or address, s3://bucket/prefix.")
     out: Path = option(help="Run folder: checkpoints, metrics, export; a run in it is resumed.")
     device: str = option("", help="Training device [the last CUDA device, or cpu].")
+    init_from: Path | None = option(
+        None, help="Drafter folder whose weights the run starts from [random weights]."
+    )
     draft_layers: int = option(5, help="Layers of the drafter.")
     block_size: int = option(16, help="Tokens of a draft block, the anchor included.")
     anchors: int = option(512, help="Blocks per sequence, drawn afresh each epoch.")
@@ -164,6 +167,23 @@ class EvaluateConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ExportConfig:
+    """Write a run's drafter for the programs that load it."""
+
+    run: Path = option(help="Run folder of a training.", argument=True)
+    out: Path = option(help="Folder to write; an earlier export in it is replaced.")
+    format: Literal["transformers", "speculators"] = option(
+        "transformers",
+        help="Layout: that of z-lab's package, vLLM and SGLang, or that of speculators.",
+    )
+    step: int | None = option(None, help="Checkpoint to export [the newest whole one].")
+    dtype: Literal["bfloat16", "float32"] = option("bfloat16", help="Dtype of the weights.")
+
+    def __post_init__(self) -> None:
+        require_positive(self, "step")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class BothConfig:
     """Both phases, one after the other or together, and an evaluation at the end."""
 
@@ -189,9 +209,7 @@ class VerifyConfig:
 class InspectConfig:
     """Show what is in a cache."""
 
-    cache: str = option(
-        help="A cache's folder or address, s3://bucket/prefix; the flag's name may be left out."
-    )
+    cache: str = option(help="A cache's folder or address, s3://bucket/prefix.", argument=True)
     row: int | None = option(None, help="Show this row too: ids, mask, norms.")
     quality: bool = option(
         False, help="Compare stored states with those that the target computes anew."
@@ -220,6 +238,7 @@ Config = (
     | PlanConfig
     | TrainConfig
     | EvaluateConfig
+    | ExportConfig
     | BothConfig
     | VerifyConfig
     | InspectConfig

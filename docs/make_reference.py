@@ -11,8 +11,10 @@ from typing import Any, Literal, Union, get_args, get_origin
 from dflash_cache.config import (
     BothConfig,
     EvaluateConfig,
+    ExportConfig,
     ExtractConfig,
     InspectConfig,
+    MergeConfig,
     PlanConfig,
     TrainConfig,
     VerifyConfig,
@@ -34,6 +36,11 @@ EXAMPLES = {
     ),
     "evaluate": ("dflash-cache evaluate --target Qwen/Qwen3-8B --drafter run/export --data tokens"),
     "inspect": "dflash-cache inspect cache\ndflash-cache inspect cache --row 7 --quality",
+    "export": (
+        "dflash-cache export run --out drafter\n"
+        "dflash-cache export run --format speculators --out drafter-speculators"
+    ),
+    "merge": "dflash-cache merge cache-1 cache-2 --into cache",
     "verify": "dflash-cache verify --cache cache\ndflash-cache verify --cache cache --repair",
 }
 CONFIGS = {
@@ -43,7 +50,9 @@ CONFIGS = {
     "both": BothConfig,
     "evaluate": EvaluateConfig,
     "inspect": InspectConfig,
+    "export": ExportConfig,
     "verify": VerifyConfig,
+    "merge": MergeConfig,
 }
 TYPE_NAMES = {int: "number", float: "decimal", str: "text", Path: "path", ByteCount: "bytes"}
 INTRODUCTION = """\
@@ -104,9 +113,10 @@ def _command(name: str) -> str:
 
 
 def _row(item: Field[Any], hint: Any) -> str:
-    return (
-        f"| `{flag_of(item.name)}` | {_value(hint)} | {_default(item)} | {item.metadata['help']} |"
-    )
+    flag = f"`{flag_of(item.name)}`"
+    if item.metadata["argument"]:
+        flag = f"`{item.name.upper()}`" + ("" if get_origin(hint) is tuple else f" or {flag}")
+    return f"| {flag} | {_value(hint)} | {_default(item)} | {item.metadata['help']} |"
 
 
 def _value(hint: Any) -> str:

@@ -10,7 +10,9 @@ from transformers import Qwen3Config
 
 from dflash_cache.errors import ConfigError
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+from .speculators import FULL, SLIDING, from_speculators, is_speculators
+
+__all__ = ["FULL", "SLIDING", "DrafterConfig", "default_target_layer_ids", "load_json"]
 
 
 def default_target_layer_ids(num_target_layers: int, num_context_layers: int) -> tuple[int, ...]:
@@ -167,10 +169,15 @@ class DrafterConfig:
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> "DrafterConfig":
-        """Read a ``config.json`` of ours or of z-lab's; ``ConfigError`` names a missing key."""
-        nested = config.get("dflash_config", {})
-        rope = config.get("rope_parameters") or {}
+        """Read a ``config.json`` in z-lab's layout or that of speculators.
+
+        ``ConfigError`` names a missing key.
+        """
         try:
+            if is_speculators(config):
+                config = from_speculators(config)
+            nested = config.get("dflash_config", {})
+            rope = config.get("rope_parameters") or {}
             return cls(
                 block_size=nested.get("block_size", config.get("block_size", 16)),
                 mask_token_id=nested["mask_token_id"]
@@ -194,17 +201,32 @@ class DrafterConfig:
             raise ConfigError(f"the drafter's config.json lacks {error}") from error
 
     @classmethod
-    def load(cls, folder: Path) -> "DrafterConfig":
-        path = folder / "config.json"
-        if not path.is_file():
-            raise ConfigError(
-                f"{folder} is no drafter: it has no config.json; give the export "
-                "folder of a training run (RUN/export)"
-            )
+    def load(cls, folder: Path, *, num_target_layers: int | None = None) -> "DrafterConfig":
+        """Of a drafter's folder; ``num_target_layers`` stands in where the file has none."""
+        content = load_json(folder)
+        if num_target_layers is not None:
+            content = {"num_target_layers": num_target_layers} | content
         try:
-            return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+            return cls.from_json(content)
         except (ConfigError, ValueError, TypeError) as error:
-            raise ConfigError(f"{path}: {error}") from error
+            raise ConfigError(f"{folder / 'config.json'}: {error}") from error
+
+
+def load_json(folder: Path) -> dict[str, Any]:
+    """The content of ``folder``'s ``config.json``, in either layout."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ConfigError(
+            f"{folder} is no drafter: it has no config.json; give the export "
+            "folder of a training run (RUN/export)"
+        )
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: expected one object of settings")
+    return content
 
 
 _REQUIRED = (

@@ -1,31 +1,45 @@
-"""A drafter on disk in the layout that z-lab's package, vLLM and SGLang load."""
+"""A drafter on disk, in the layout that z-lab's package, vLLM and SGLang load, or speculators'."""
 
 import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from dflash_cache.errors import DataError
+from dflash_cache.types import DtypeName
 
-from .config import DrafterConfig
+from .card import model_card
+from .config import DrafterConfig, load_json
 from .model import DFlashDrafter
+from .speculators import TARGET_WEIGHTS, is_speculators, to_speculators
 
-WEIGHTS, CONFIG, TRAINING = "model.safetensors", "config.json", "training.json"
+Layout = Literal["transformers", "speculators"]
+
+WEIGHTS, CONFIG, TRAINING, CARD = "model.safetensors", "config.json", "training.json", "README.md"
+_COMPILED = "_orig_mod."  # what torch.compile puts into the names
+_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
 
-def export_drafter(drafter: DFlashDrafter, folder: Path, training: Mapping[str, Any]) -> None:
-    """Write ``config.json``, bfloat16 weights and ``training.json``, and load them again.
+def export_drafter(
+    drafter: torch.nn.Module,
+    folder: Path,
+    training: Mapping[str, Any],
+    *,
+    layout: Layout = "transformers",
+    dtype: DtypeName = "bfloat16",
+) -> None:
+    """Write configuration, weights, ``training.json`` and a model card, and check them.
 
-    ``training`` says what the drafter was made from; serving engines ignore it. The files are
-    written aside and take the place of an earlier export whole. ``DataError`` if ``folder`` holds
-    anything else.
+    ``drafter`` is a ``DFlashDrafter``, compiled or not. ``training`` says what it was made from;
+    programs that load drafters ignore it. The files are written aside and take the place of an
+    earlier export whole. ``DataError`` if ``folder`` holds anything else.
     """
-    ours = {WEIGHTS, CONFIG, TRAINING}
+    ours = {WEIGHTS, CONFIG, TRAINING, CARD}
     foreign = {path.name for path in folder.iterdir()} - ours if folder.exists() else set()
     if foreign:
         raise DataError(f"{folder} holds other things ({', '.join(sorted(foreign))}); move them")
@@ -33,38 +47,107 @@ def export_drafter(drafter: DFlashDrafter, folder: Path, training: Mapping[str, 
     if fresh.exists():
         shutil.rmtree(fresh)
     fresh.mkdir(parents=True)
+    config: DrafterConfig = drafter.config  # type: ignore[assignment]
     weights = {
-        name: tensor.detach().to("cpu", torch.bfloat16).contiguous()
+        name.replace(_COMPILED, ""): tensor.detach().to("cpu", getattr(torch, dtype)).contiguous()
         for name, tensor in drafter.state_dict().items()
     }
     save_file(weights, fresh / WEIGHTS, metadata={"format": "pt"})
-    _write_json(fresh / CONFIG, drafter.config.to_json("bfloat16"))
+    _write_json(fresh / CONFIG, _config_json(config, training, layout, dtype))
     _write_json(fresh / TRAINING, training)
-    load_drafter(fresh)
+    card = model_card(config, training, layout=layout, dtype=dtype, name=folder.name)
+    (fresh / CARD).write_text(card, encoding="utf-8")
+    check_export(fresh, config)
     if folder.exists():
         shutil.rmtree(folder)
     fresh.rename(folder)
 
 
-def load_drafter(folder: Path, dtype: torch.dtype = torch.float32) -> DFlashDrafter:
-    """Load an export of ours or of z-lab's, in eval mode.
+def _config_json(
+    config: DrafterConfig, training: Mapping[str, Any], layout: Layout, dtype: DtypeName
+) -> dict[str, Any]:
+    content = config.to_json(dtype)
+    if layout == "transformers":
+        return content
+    target = training.get("cache", {}).get("target")
+    return to_speculators(content, target, training.get("target_architectures", ()))
 
-    ``DataError`` names weights that are missing or too many: engines would not report them.
+
+def check_export(folder: Path, config: DrafterConfig) -> None:
+    """Read ``folder`` again: ``DataError`` unless it is the drafter of ``config``, whole.
+
+    Engines do not do it: some ignore weights that they do not know, and do not report missing ones.
     """
-    drafter = DFlashDrafter(DrafterConfig.load(folder))
+    found = DrafterConfig.load(folder)
+    if found != config:
+        raise DataError(f"{folder / CONFIG}: read again it gives {found}, expected {config}")
+    content = load_json(folder)
+    _check_weights(folder / WEIGHTS, config, dtype=content["dtype"])
+
+
+def load_drafter(
+    folder: Path, dtype: torch.dtype = torch.float32, config: DrafterConfig | None = None
+) -> DFlashDrafter:
+    """Load a drafter of ours, of z-lab's or of speculators', in eval mode.
+
+    ``config`` is what ``folder`` holds, where it was read before. ``DataError`` names weights that
+    are missing, too many or of another shape: engines would not report them.
+    """
+    config = config or DrafterConfig.load(folder)
     path = folder / WEIGHTS
-    if not path.is_file():
-        raise DataError(f"{folder} has no {WEIGHTS}")
-    with safe_open(path, framework="pt") as file:
-        found = set(file.keys())
-    expected = set(drafter.state_dict())
-    if found != expected:
-        raise DataError(
-            f"{path}: missing weights {sorted(expected - found)[:5]}, "
-            f"unexpected weights {sorted(found - expected)[:5]}"
-        )
-    drafter.load_state_dict(load_file(path))
+    theirs = TARGET_WEIGHTS if is_speculators(load_json(folder)) else frozenset()
+    _check_weights(path, config, ignored=theirs)
+    weights = {name: value for name, value in load_file(path).items() if name not in theirs}
+    drafter = DFlashDrafter.fresh(config, seed=0)
+    drafter.load_state_dict(weights)
     return drafter.to(dtype).eval()
+
+
+def _check_weights(
+    path: Path,
+    config: DrafterConfig,
+    *,
+    dtype: str | None = None,
+    ignored: frozenset[str] = frozenset(),
+) -> None:
+    """``DataError`` naming what differs from the weights of ``config``; no tensor is loaded."""
+    with torch.device("meta"):
+        drafter = DFlashDrafter(config)
+    expected = {name: list(value.shape) for name, value in drafter.state_dict().items()}
+    found = _stored(path)
+    names = set(found) - ignored
+    faults = {
+        "missing weights": sorted(set(expected) - names),
+        "unexpected weights": sorted(names - set(expected)),
+        "weights of another shape": [
+            f"{name} {found[name][0]}, expected {expected[name]}"
+            for name in sorted(names & set(expected))
+            if found[name][0] != expected[name]
+        ],
+        f"weights of another dtype than {CONFIG}'s {dtype}": [
+            f"{name} {found[name][1]}"
+            for name in sorted(names)
+            if dtype not in (None, found[name][1])
+        ],
+    }
+    lines = [f"{what}: {', '.join(names[:5])}" for what, names in faults.items() if names]
+    if lines:
+        raise DataError(f"{path}: " + "; ".join(lines))
+
+
+def _stored(path: Path) -> dict[str, tuple[list[int], str]]:
+    """Shape and dtype of each tensor in ``path``."""
+    if not path.is_file():
+        raise DataError(f"{path.parent} has no {WEIGHTS}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            return {
+                name: (list(part.get_shape()), _DTYPES.get(part.get_dtype(), part.get_dtype()))
+                for name, part in slices.items()
+            }
+    except SafetensorError as error:
+        raise DataError(f"{path} is no whole safetensors file ({error}); fetch it again") from error
 
 
 def load_training(folder: Path) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from .preparation import Preparation, open_matching, prepare
 from .progress import OnProgress, ignore
 from .prompts import num_prompt_tokens
 from .room import RollingRoom
+from .start import offered_mask_token, require_same_shape
 from .train import EXPORT, TrainingRun, choose_mask_token, require_same_run, train
 
 TRAINING_STAGES = {"prefetch", "pack", "train"}
@@ -89,7 +90,16 @@ def _check_training(config: BothConfig, preparation: Preparation) -> None:
     """Let settings of phase two that cannot work fail before phase one is paid for."""
     vocab_size, shape = preparation.spec.vocab_size, preparation.target_shape
     offered = mask_token_of(preparation.target_folder, vocab_size)
+    offered = offered_mask_token(config.train, offered)
     choose_mask_token(config.train, offered, vocab_size, shape.reserved_token_ids)
+    if config.train.init_from is not None:
+        expected = {
+            "num_hidden_layers": config.train.draft_layers,
+            "target_layer_ids": preparation.spec.target_layer_ids,
+            "num_target_layers": shape.num_layers,
+            "hidden_size": shape.hidden_size,
+        }
+        require_same_shape(config.train.init_from, expected)
     single_device(config.train.device)
     require_same_run(config.train, preparation.spec)
     held_out = _held_out(config, preparation)

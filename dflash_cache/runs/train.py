@@ -21,7 +21,6 @@ from dflash_cache.cache import (
 from dflash_cache.config import TrainConfig
 from dflash_cache.drafter.config import DrafterConfig
 from dflash_cache.drafter.export import export_drafter
-from dflash_cache.drafter.model import DFlashDrafter
 from dflash_cache.errors import CacheMismatchError, ConfigError, DataError
 from dflash_cache.pipeline import Pipeline, StageStatistics
 from dflash_cache.settings import flag_of, to_json
@@ -41,6 +40,7 @@ from dflash_cache.train import (
 
 from .devices import single_device
 from .progress import OnProgress, Progress, ignore
+from .start import offered_mask_token, starting_drafter, starting_identity
 
 EXPORT, RUN = "export", "run.json"
 
@@ -92,9 +92,16 @@ class TrainingRun:
         self.drafter_config = _drafter_config(config, cache.spec, parts)
         embedding = as_tensor(parts.embedding)
         head = embedding if parts.head is None else as_tensor(parts.head)
-        drafter = DFlashDrafter.fresh(self.drafter_config, config.seed)
+        drafter = starting_drafter(config, self.drafter_config)
         step = DrafterStep(drafter, embedding, head, config, num_steps)
-        claim_run(config, cache.spec)  # last: settings that fail must not claim the folder
+        self._record = {
+            **_identity(config, cache.spec),
+            "num_rows": len(row_ids),
+            "held_out_rows": self.held_out.tolist(),
+            "target_architectures": parts.config.get("architectures") or [],
+        }
+        # Last: settings that fail must not claim the folder.
+        claim_run(config, self._record | {"drafter": self.drafter_config.to_json("float32")})
         self._trainer = Trainer(step, config, num_steps)
         self._held_out_figures: dict[str, Any] = {}
 
@@ -172,8 +179,7 @@ class TrainingRun:
             "slot_accuracy": accuracy.slot_accuracy,
         }
         training = {
-            "cache": self._cache.spec.as_dict(),
-            "held_out_rows": self.held_out.tolist(),
+            **self._record,
             "steps": self._trainer.state.step,
             **self._held_out_figures,
         }
@@ -226,7 +232,10 @@ def _drafter_config(config: TrainConfig, spec: CacheSpec, parts: TargetParts) ->
         num_layers=config.draft_layers,
         block_size=config.block_size,
         mask_token_id=choose_mask_token(
-            config, parts.mask_token_id, vocab_size, reserved_tokens(parts.config)
+            config,
+            offered_mask_token(config, parts.mask_token_id),
+            vocab_size,
+            reserved_tokens(parts.config),
         ),
         target_layer_ids=spec.target_layer_ids,
     )
@@ -234,13 +243,18 @@ def _drafter_config(config: TrainConfig, spec: CacheSpec, parts: TargetParts) ->
 
 # What may change between two starts of one run without changing its weights.
 _FREE = {
-    "cache", "out", "device", "save_every", "keep", "log_every", "prefetch_readers",
+    "cache", "out", "device", "init_from", "save_every", "keep", "log_every", "prefetch_readers",
     "prefetch_depth",
 }  # fmt: skip
 
 
 def _resumable_settings(config: TrainConfig) -> dict[str, Any]:
-    return {name: value for name, value in asdict(config).items() if name not in _FREE}
+    settings = {name: value for name, value in asdict(config).items() if name not in _FREE}
+    return settings | starting_identity(config)
+
+
+def _identity(config: TrainConfig, spec: CacheSpec) -> dict[str, Any]:
+    return {"cache": spec.as_dict(), "settings": _resumable_settings(config)}
 
 
 def require_same_run(config: TrainConfig, spec: CacheSpec) -> None:
@@ -256,10 +270,9 @@ def require_same_run(config: TrainConfig, spec: CacheSpec) -> None:
         _require_same_run(path, record, spec, _resumable_settings(config))
 
 
-def claim_run(config: TrainConfig, spec: CacheSpec) -> None:
+def claim_run(config: TrainConfig, record: Mapping[str, Any]) -> None:
     """Note what the run in ``config.out`` is made from."""
     config.out.mkdir(parents=True, exist_ok=True)
-    record = {"cache": spec.as_dict(), "settings": _resumable_settings(config)}
     if not (config.out / RUN).exists():
         write_atomically(config.out / RUN, json.dumps(record, indent=1).encode())
     write_atomically(config.out / "train.json", to_json(config).encode())

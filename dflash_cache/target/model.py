@@ -129,6 +129,8 @@ class Target:
         text = self.model.config.get_text_config(decoder=True)  # type: ignore[union-attr,operator]
         config = json.loads(text.to_json_string(use_diff=False))
         config.pop("_name_or_path", None)  # where the target lies is no part of what it is
+        # A wrapper's text configuration has none of its own.
+        config["architectures"] = getattr(self.model.config, "architectures", None)
         return TargetParts(
             config=config,
             embedding=as_array(embedding),

@@ -1,13 +1,14 @@
 """Phase two: order, prefetch, the optimizer step, checkpoints."""
 
 from .batches import LiveSource, SegmentSource, as_tensor, pack, prefetch, whole_segment
-from .checkpoint import TrainingState
+from .checkpoint import CHECKPOINTS, TrainingState, load_checkpoint
 from .held_out import measure_held_out
 from .order import Position, TrainingOrder, held_out_rows
 from .step import DrafterStep, StepResult
 from .trainer import Trainer
 
 __all__ = [
+    "CHECKPOINTS",
     "DrafterStep",
     "LiveSource",
     "Position",
@@ -18,6 +19,7 @@ __all__ = [
     "TrainingState",
     "as_tensor",
     "held_out_rows",
+    "load_checkpoint",
     "measure_held_out",
     "pack",
     "prefetch",

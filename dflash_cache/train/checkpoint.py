@@ -11,10 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dflash_cache.cache import file_fingerprint, fsync_path, fsync_tree, remove_tree
-from dflash_cache.errors import TrainingError
+from dflash_cache.errors import ConfigError, TrainingError
 
 from .order import Position
 
+CHECKPOINTS = "checkpoints"  # the folder of them in a run
 _UNFINISHED = ".writing-"
 _NAME = re.compile(r"step-\d{8}")
 WEIGHTS, OPTIMIZER, STATE = "model.safetensors", "optimizer.pt", "state.json"
@@ -72,28 +73,62 @@ class CheckpointStore:
 
         None if there is none yet; ``TrainingError`` if there are some and all are torn.
         """
-        numbered = self._numbered()
-        for folder in numbered:
-            if (record := _whole_record(folder)) is None:
-                warnings.warn(
-                    f"{folder} is damaged or incomplete; going back to the one before it",
-                    stacklevel=2,
-                )
-                continue
-            del record["files"]
-            state = TrainingState(**record | {"position": Position(**record["position"])})
-            optimizer = torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True)
-            return state, load_file(folder / WEIGHTS), optimizer
-        if numbered:
-            raise TrainingError(
-                f"{self._folder}: all {len(numbered)} checkpoints are damaged; restore one from a "
-                "copy, or start anew with another --out"
-            )
-        return None
+        if (found := _newest_whole(self._folder)) is None:
+            return None
+        folder, state = found
+        optimizer = torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True)
+        return state, load_file(folder / WEIGHTS), optimizer
 
     def _numbered(self) -> list[Path]:
-        """Newest first."""
-        return sorted((p for p in self._folder.iterdir() if _NAME.fullmatch(p.name)), reverse=True)
+        return _numbered(self._folder)
+
+
+def load_checkpoint(
+    folder: Path, step: int | None
+) -> tuple[TrainingState, dict[str, torch.Tensor]]:
+    """The newest whole checkpoint in ``folder``, or that of ``step``; nothing is changed there.
+
+    ``ConfigError`` if there is none, ``TrainingError`` if it is damaged.
+    """
+    steps = {int(path.name[5:]): path for path in _numbered(folder)}
+    if not steps:
+        raise ConfigError(f"{folder} has no checkpoint yet; they come every --save-every steps")
+    if step is None:
+        found = _newest_whole(folder)
+        assert found is not None
+        return found[1], load_file(found[0] / WEIGHTS)
+    if step not in steps:
+        raise ConfigError(f"--step {step}: {folder} has {', '.join(map(str, sorted(steps)))}")
+    if (record := _whole_record(steps[step])) is None:
+        raise TrainingError(f"{steps[step]} is damaged or incomplete; choose another --step")
+    return _state_of(record), load_file(steps[step] / WEIGHTS)
+
+
+def _numbered(folder: Path) -> list[Path]:
+    """The folders of checkpoints, newest first."""
+    found = folder.iterdir() if folder.is_dir() else ()
+    return sorted((path for path in found if _NAME.fullmatch(path.name)), reverse=True)
+
+
+def _newest_whole(folder: Path) -> tuple[Path, TrainingState] | None:
+    numbered = _numbered(folder)
+    for path in numbered:
+        if (record := _whole_record(path)) is not None:
+            return path, _state_of(record)
+        warnings.warn(
+            f"{path} is damaged or incomplete; going back to the one before it", stacklevel=3
+        )
+    if numbered:
+        raise TrainingError(
+            f"{folder}: all {len(numbered)} checkpoints are damaged; restore one from a copy, or "
+            "start anew with another --out"
+        )
+    return None
+
+
+def _state_of(record: dict[str, Any]) -> TrainingState:
+    fields = {name: value for name, value in record.items() if name != "files"}
+    return TrainingState(**fields | {"position": Position(**record["position"])})
 
 
 def _whole_record(folder: Path) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from dflash_cache.pipeline import Cancelled
 from dflash_cache.types import DraftBatch
 
 from .batches import TrainingBatch
-from .checkpoint import CheckpointStore, TrainingState
+from .checkpoint import CHECKPOINTS, CheckpointStore, TrainingState
 from .order import Position
 from .step import DrafterStep, StepResult
 
@@ -52,7 +52,7 @@ class Trainer:
         self.step = step
         self._config = config
         self.num_steps = num_steps
-        self._store = CheckpointStore(config.out / "checkpoints", config.keep)
+        self._store = CheckpointStore(config.out / CHECKPOINTS, config.keep)
         self.state = TrainingState(
             step=0, position=Position(), num_tokens=0, loss_first=0.0, loss_last=0.0
         )

@@ -17,7 +17,13 @@ import typer
 
 from dflash_cache import demo
 from dflash_cache.cli.main import app
-from dflash_cache.config import BothConfig, EvaluateConfig, ExtractConfig, VerifyConfig
+from dflash_cache.config import (
+    BothConfig,
+    EvaluateConfig,
+    ExportConfig,
+    ExtractConfig,
+    VerifyConfig,
+)
 from dflash_cache.runs.extract import extract
 from dflash_cache.settings import options_of
 
@@ -25,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
-CONFIGS = (BothConfig, EvaluateConfig, VerifyConfig)
+CONFIGS = (BothConfig, EvaluateConfig, ExportConfig, VerifyConfig)
 SETTINGS = {item.name for each in CONFIGS for item, _ in options_of(each)}
 COMMANDS = typer.main.get_command(app).commands
 

@@ -8,7 +8,13 @@ from typer.testing import CliRunner
 
 from dflash_cache.cli.main import app as real_app
 from dflash_cache.cli.options import with_options
-from dflash_cache.config import BothConfig, EvaluateConfig, ExtractConfig, TrainConfig
+from dflash_cache.config import (
+    BothConfig,
+    EvaluateConfig,
+    ExportConfig,
+    ExtractConfig,
+    TrainConfig,
+)
 from dflash_cache.errors import ConfigError
 from dflash_cache.settings import flag_of, options_of
 
@@ -17,6 +23,7 @@ COMMANDS = {
     "train": TrainConfig,
     "both": BothConfig,
     "evaluate": EvaluateConfig,
+    "export": ExportConfig,
 }
 EXTRACT = ["--data", "d", "--target", "t", "--cache", "c"]
 TRAIN = ["--cache", "c", "--out", "o"]
@@ -235,3 +242,22 @@ def test_every_field_is_a_flag(config_type):
     assert {item.name for item in fields(config_type)} == {
         item.name for item, _ in options_of(config_type)
     }
+
+
+def test_a_positional_option_is_taken_with_and_without_its_flag():
+    parse = Parsed(ExportConfig)
+    for arguments in (["run", "--out", "d"], ["--out", "d", "run"], ["--run", "run", "--out", "d"]):
+        assert parse(*arguments) == ExportConfig(run=Path("run"), out=Path("d"))
+    assert parse("run", "--run", "run", "--out", "d").run == Path("run")
+
+
+def test_two_values_of_a_positional_option_are_a_usage_error():
+    parse = Parsed(ExportConfig)
+    parse("run", "--run", "other", "--out", "d")
+    assert parse.result.exit_code == 2
+    assert "give one of them" in parse.result.output
+
+
+def test_a_positional_option_that_is_missing_is_named():
+    with pytest.raises(ConfigError, match="--run is missing"):
+        Parsed(ExportConfig)("--out", "d")

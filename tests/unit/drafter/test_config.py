@@ -51,21 +51,68 @@ def test_a_target_too_shallow_for_the_default_layers_is_refused():
         default_target_layer_ids(4, 5)
 
 
-def test_the_drafter_of_qwen3_8b_has_the_published_number_of_parameters():
-    import torch
-
-    config = DrafterConfig.for_target(
-        QWEN3_8B,
+def drafter_of_qwen3_8b():
+    return DrafterConfig.for_target(
+        QWEN3_8B | {"bos_token_id": 151643, "eos_token_id": 151645},
         vocab_size=151936,
         num_layers=5,
         block_size=16,
         mask_token_id=151669,
         target_layer_ids=default_target_layer_ids(36, 5),
     )
+
+
+def drafter_of_qwen3_6_27b():
+    return DrafterConfig(
+        hidden_size=5120,
+        intermediate_size=17408,
+        num_hidden_layers=5,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=248320,
+        max_position_embeddings=262144,
+        rms_norm_eps=1e-6,
+        rope_theta=1e7,
+        block_size=16,
+        mask_token_id=248070,
+        target_layer_ids=(1, 16, 31, 46, 61),
+        num_target_layers=64,
+        layer_types=(SLIDING,) * 4 + (FULL,),
+        sliding_window=2048,
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters"),
+    [(drafter_of_qwen3_8b(), 1_048_626_432), (drafter_of_qwen3_6_27b(), 1_730_213_120)],
+    ids=["qwen3-8b", "qwen3.6-27b"],
+)
+def test_a_published_drafter_has_its_published_number_of_parameters(config, parameters):
+    import torch
+
     with torch.device("meta"):
         drafter = DFlashDrafter(config)
-    assert sum(parameter.numel() for parameter in drafter.parameters()) == 1_048_626_432
+    assert sum(parameter.numel() for parameter in drafter.parameters()) == parameters
     assert len(drafter.state_dict()) == 58
+
+
+def test_the_whole_json_of_the_drafter_of_qwen3_8b_is_the_published_one():
+    assert drafter_of_qwen3_8b().to_json("bfloat16") == {
+        "architectures": ["DFlashDraftModel"], "model_type": "qwen3", "attention_bias": False,
+        "attention_dropout": 0.0, "block_size": 16,
+        "dflash_config": {"mask_token_id": 151669, "target_layer_ids": [1, 9, 17, 25, 33]},
+        "num_target_layers": 36, "num_hidden_layers": 5, "hidden_size": 4096,
+        "intermediate_size": 12288, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "head_dim": 128, "hidden_act": "silu", "initializer_range": 0.02,
+        "layer_types": ["full_attention"] * 5, "sliding_window": None,
+        "use_sliding_window": False, "max_window_layers": 5, "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-06, "rope_theta": 1000000, "rope_scaling": None,
+        "tie_word_embeddings": False, "bos_token_id": 151643, "eos_token_id": 151645,
+        "vocab_size": 151936, "dtype": "bfloat16", "use_cache": True,
+        # transformers 5 reads these instead of rope_theta.
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000},
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,0 +1,82 @@
+"""``export``: a run's checkpoint becomes a drafter that other programs load."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dflash_cache.config import ExportConfig
+from dflash_cache.drafter.config import DrafterConfig
+from dflash_cache.drafter.export import export_drafter, load_training
+from dflash_cache.drafter.model import DFlashDrafter
+from dflash_cache.errors import ConfigError, DataError
+from dflash_cache.train import CHECKPOINTS, TrainingState, load_checkpoint
+
+from .train import EXPORT, RUN
+
+EVALUATION, METRICS = "evaluation.json", "metrics.jsonl"
+
+
+def export(config: ExportConfig) -> dict[str, Any]:
+    """Write a checkpoint of ``config.run`` to ``config.out`` and check what was written.
+
+    Returns the report: export, format, dtype, step, parameters, bytes.
+    """
+    if config.out.absolute() in (config.run.absolute(), (config.run / CHECKPOINTS).absolute()):
+        raise ConfigError(f"--out {config.out}: the run is there; name another folder")
+    record = _run_record(config.run)
+    state, weights = load_checkpoint(config.run / CHECKPOINTS, config.step)
+    drafter = DFlashDrafter.fresh(DrafterConfig.from_json(record.pop("drafter")), seed=0)
+    drafter.load_state_dict(weights)
+    training = record | _figures(config.run, state)
+    export_drafter(drafter, config.out, training, layout=config.format, dtype=config.dtype)
+    return {
+        "export": str(config.out),
+        "format": config.format,
+        "dtype": config.dtype,
+        "step": state.step,
+        "parameters": sum(parameter.numel() for parameter in drafter.parameters()),
+        "bytes": sum(path.stat().st_size for path in config.out.iterdir()),
+    }
+
+
+def _run_record(run: Path) -> dict[str, Any]:
+    """What the run was made from, as ``train`` noted it."""
+    path = run / RUN
+    if not path.is_file():
+        raise ConfigError(f"{run} is no run: it has no {RUN}; give the --out folder of a train")
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{path} is damaged ({error}); train again with another --out") from error
+    if "drafter" not in record:
+        raise DataError(f"{path} does not say the drafter's shape; train again with another --out")
+    return dict(record)
+
+
+def _figures(run: Path, state: TrainingState) -> dict[str, Any]:
+    """What is known of the drafter at ``state.step``, and no figure of another step."""
+    figures: dict[str, Any] = {"steps": state.step}
+    finished = load_training(run / EXPORT)
+    if finished.get("steps") == state.step:
+        for name in ("block_acceptance_length", "slot_accuracy"):
+            figures[name] = finished[name]
+        if (evaluation := run / EVALUATION).is_file():
+            figures["evaluation"] = json.loads(evaluation.read_text(encoding="utf-8"))
+    if (batch := _logged(run / METRICS, state.step)) is not None:
+        figures["training_batch"] = batch
+    return figures
+
+
+def _logged(path: Path, step: int) -> Mapping[str, Any] | None:
+    """The line of ``metrics.jsonl`` for ``step``, if it was logged."""
+    if not path.is_file():
+        return None
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            figures = json.loads(line)
+        except ValueError:
+            continue  # the last line of a run that was killed while it wrote
+        if figures.get("step") == step:
+            return {name: figures[name] for name in ("loss", "block_acceptance_length")}
+    return None
