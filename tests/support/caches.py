@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dflash_cache.cache import Cache, CacheSpec, DatasetPart
+from dflash_cache.cache import Cache, CacheSpec, DatasetPart, TargetParts
 from dflash_cache.cache.layout import segment_folder
 from dflash_cache.cache.local import LocalStorage
 from dflash_cache.cache.segment import read_record, read_segment
@@ -38,6 +38,14 @@ SPEC = CacheSpec(
     dtype="float32",
     codec="lz4",
     parts=(PART,),
+)
+
+TARGET = TargetParts(
+    config={"hidden_size": 4, "model_type": "qwen3"},
+    embedding=np.arange(80, dtype=np.float32).reshape(20, 4),
+    head=np.arange(80, dtype=np.float32).reshape(20, 4)[::-1].copy(),
+    norm=np.ones(4, np.float32),
+    mask_token_id=19,
 )
 
 
