@@ -9,12 +9,11 @@ from safetensors.torch import load_file, save_file
 from dflash_cache import demo
 from dflash_cache.config import EvaluateConfig
 from dflash_cache.data import TokenRows
-from dflash_cache.drafter.config import DrafterConfig
 from dflash_cache.drafter.export import load_training
 from dflash_cache.errors import CacheMismatchError, ConfigError
 from dflash_cache.runs.evaluate import evaluate
 from dflash_cache.runs.extract import extract
-from dflash_cache.runs.prompts import choose_prompts
+from dflash_cache.runs.prompts import DrafterFolder, choose_prompts
 from dflash_cache.runs.train import train
 from tests.support.runs import extract_config, train_config
 from tests.support.tiny_targets import save_target
@@ -29,13 +28,18 @@ def export(tmp_path_factory):
 
 
 def config(export, **changes) -> EvaluateConfig:
-    settings = {"target": str(demo.TARGET), "drafter": export, "data": demo.DATA, "device": "cpu"}
+    settings = {
+        "target": str(demo.TARGET),
+        "drafter": (export,),
+        "data": demo.DATA,
+        "device": "cpu",
+    }
     return EvaluateConfig(**settings | changes)
 
 
 def prompts(export, **changes):
     settings = config(export, **changes)
-    chosen = choose_prompts(settings, DrafterConfig.load(export), load_training(export))
+    chosen = choose_prompts(settings, [DrafterFolder.load(export)])
     assert chosen.held_out == (settings.data == demo.DATA)
     return chosen.token_ids
 
@@ -95,12 +99,6 @@ def test_another_target_of_the_same_shape_is_refused_by_its_weights(export, tmp_
     save_file(weights, path, metadata={"format": "pt"})
     with pytest.raises(CacheMismatchError, match="target_weights_hash"):
         evaluate(config(export, target=str(tmp_path / "target")))
-
-
-def test_a_hybrid_target_is_refused_before_anything_is_loaded(export, tmp_path):
-    save_target(tmp_path, "qwen3_5")
-    with pytest.raises(ConfigError, match="linear-attention layers"):
-        evaluate(config(export, target=str(tmp_path)))
 
 
 def test_more_new_tokens_than_the_target_has_positions_are_refused(export):

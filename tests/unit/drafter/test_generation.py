@@ -20,7 +20,7 @@ class CountingTarget:
         self.sequences = self.sequences or [[] for _ in input_ids]
         outputs = []
         for tokens, ids in zip(self.sequences, input_ids, strict=True):
-            tokens += ids
+            tokens.extend(ids)
             own = torch.tensor(ids)
             logits = torch.nn.functional.one_hot((own + 1) % VOCAB, VOCAB).float()
             outputs.append((logits, own.float().view(-1, 1, 1)))
@@ -44,7 +44,7 @@ class ScriptedProposer:
     def observe(self, features):
         self.seen = self.seen or [[] for _ in features]
         for seen, own in zip(self.seen, features, strict=True):
-            seen += own.flatten().int().tolist()
+            seen.extend(own.flatten().int().tolist())
 
     def propose(self, decodings, most):
         return [self._propose(*each) for each in zip(self.seen, decodings, most, strict=True)]
