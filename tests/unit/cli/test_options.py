@@ -235,3 +235,16 @@ def test_every_field_is_a_flag(config_type):
     assert {item.name for item in fields(config_type)} == {
         item.name for item, _ in options_of(config_type)
     }
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--drafter", "a", "--drafter", "b", "--drafter", "c"],
+        ["--drafter", "a,b,c"],
+        ["--drafter", "a, b", "--drafter", "c"],
+    ],
+)
+def test_values_of_a_list_stand_between_commas_or_after_flags_of_their_own(flags):
+    config = Parsed(EvaluateConfig)("--target", "t", "--data", "d", *flags)
+    assert config.drafter == (Path("a"), Path("b"), Path("c"))
