@@ -73,7 +73,9 @@ def _parameter(item: Any, hint: Any) -> inspect.Parameter:
     if kind is ByteCount:
         return _keyword(item.name, str | None, flag, text)
     if get_origin(kind) is tuple:
-        return _keyword(item.name, list[str] | None, flag, f"{text} Separated by commas.")
+        return _keyword(
+            item.name, list[str] | None, flag, f"{text} Separated by commas, or the flag again."
+        )
     return _keyword(item.name, Union[kind, None], flag, text)  # noqa: UP007  a Literal has no |
 
 

@@ -1,5 +1,7 @@
 """What a reader sees of an evaluation."""
 
+import io
+
 import pytest
 from rich.console import Console
 
@@ -25,11 +27,10 @@ SHARED = {
 
 
 def shown(report):
-    console = Console(width=200, record=True, quiet=True)
-    with console.capture() as capture:
-        for table in evaluate_tables(report):
-            console.print(table)
-    return capture.get()
+    file = io.StringIO()
+    for table in evaluate_tables(report):
+        Console(width=200, file=file).print(table)
+    return file.getvalue()
 
 
 @pytest.fixture(autouse=True)
