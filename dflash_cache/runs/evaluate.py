@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from dflash_cache.cache import CacheSpec, require_same_identity, write_atomically
-from dflash_cache.config import EvaluateConfig, to_json
+from dflash_cache.config import EvaluateConfig
 from dflash_cache.drafter.export import load_drafter
 from dflash_cache.drafter.lookup import PromptLookup
 from dflash_cache.drafter.model import DFlashDrafter
 from dflash_cache.drafter.proposer import DrafterProposer
 from dflash_cache.errors import CacheMismatchError, ConfigError
+from dflash_cache.settings import to_json
 from dflash_cache.target import (
     LayerCapture,
     Target,
