@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from dflash_cache.cache import CacheSpec
+from dflash_cache.cache import CacheSpec, RowContent
 from dflash_cache.config import EvaluateConfig
-from dflash_cache.data import Survey, TokenRows, survey
+from dflash_cache.data import Survey, TokenRows, find_rows, survey
 from dflash_cache.drafter.config import DrafterConfig
 from dflash_cache.drafter.export import load_training
 from dflash_cache.errors import ConfigError
@@ -47,7 +47,8 @@ class Prompts:
 def choose_prompts(config: EvaluateConfig, drafters: Sequence[DrafterFolder]) -> Prompts:
     """The tokens before the first supervised one, of the first usable rows.
 
-    Of the very dataset that a drafter was trained from only its held-out rows are taken.
+    Of the dataset that a drafter was trained from only its held-out rows are taken; of one that
+    holds some of these, such as a part of it, only these.
     ``ConfigError`` if no row is left.
     """
     num_positions = min(each.config.max_position_embeddings for each in drafters)
@@ -57,16 +58,18 @@ def choose_prompts(config: EvaluateConfig, drafters: Sequence[DrafterFolder]) ->
     vocab_size = min(each.config.vocab_size for each in drafters)
     surveys = {}
     for limit in {None, *(part.limit for spec in specs for part in spec.parts)}:
-        rows = TokenRows.open(config.data, split=config.split, limit=limit)
         surveys[limit] = survey(
-            rows, vocab_size=vocab_size, max_seq_len=num_tokens, too_long="truncate"
+            TokenRows.open(config.data, split=config.split, limit=limit),
+            vocab_size=vocab_size,
+            max_seq_len=num_tokens,
+            too_long="truncate",
         )
-    known = [_held_out(each, surveys) for each in drafters]
+    rows = TokenRows.open(config.data, split=config.split)
+    known = [_held_out(each, surveys, rows) for each in drafters]
     held_out = [row_ids for row_ids in known if row_ids is not None]
     row_ids = reduce(np.intersect1d, held_out, surveys[None].row_ids)
     if not len(row_ids):
         raise ConfigError(f"--data {config.data}: no held-out row to evaluate on; see --holdout")
-    rows = TokenRows.open(config.data, split=config.split)
     token_ids = []
     chosen = row_ids[: config.prompts].tolist()
     for row in chosen:
@@ -92,8 +95,10 @@ def num_prompt_tokens(config: EvaluateConfig, num_positions: int, block_size: in
     return num_tokens
 
 
-def _held_out(drafter: DrafterFolder, surveys: Mapping[int | None, Survey]) -> Int64Array | None:
-    """The rows kept from ``drafter``'s training; None if it was trained from other data."""
+def _held_out(
+    drafter: DrafterFolder, surveys: Mapping[int | None, Survey], rows: TokenRows
+) -> Int64Array | None:
+    """The rows kept from ``drafter``'s training; None if the data shares none with it."""
     if not drafter.training:
         return None
     spec = CacheSpec.from_dict(drafter.training["cache"])
@@ -102,4 +107,10 @@ def _held_out(drafter: DrafterFolder, surveys: Mapping[int | None, Survey]) -> I
         found = surveys[part.limit]
         if found.fingerprint == part.dataset_fingerprint:
             return np.intersect1d(found.row_ids, held_out - first_row)
-    return None
+    wanted = {RowContent(**each) for each in drafter.training.get("held_out_content", [])}
+    shared = [
+        find_rows(rows, surveys[None], wanted, max_seq_len=max_seq_len)
+        for max_seq_len in {part.max_seq_len for part in spec.parts}
+    ]
+    row_ids = np.unique(np.concatenate(shared))
+    return row_ids if len(row_ids) else None

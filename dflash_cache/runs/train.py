@@ -13,6 +13,7 @@ import numpy as np
 from dflash_cache.cache import (
     Cache,
     CacheSpec,
+    RowContent,
     TargetParts,
     require_same_identity,
     write_atomically,
@@ -38,6 +39,7 @@ from dflash_cache.train import (
     measure_held_out,
     prefetch,
 )
+from dflash_cache.types import HiddenSegment, Int64Array
 
 from .devices import single_device
 from .progress import OnProgress, Progress, ignore
@@ -159,9 +161,10 @@ class TrainingRun:
     def _finish(self, source: SegmentSource, check: Callable[[], None]) -> None:
         """Measure on the held-out rows and export, once training is done."""
         config = self.config
+        noting = _NotingSource(source)
         accuracy = measure_held_out(
             self._trainer.step,
-            source,
+            noting,
             self._held_out_segments,
             config.batch_size,
             config.anchors,
@@ -174,6 +177,7 @@ class TrainingRun:
         training = {
             "cache": self._cache.spec.as_dict(),
             "held_out_rows": self.held_out.tolist(),
+            "held_out_content": [asdict(each) for each in noting.contents],
             "steps": self._trainer.state.step,
             **self._held_out_figures,
         }
@@ -284,3 +288,17 @@ def _require_same_run(
     if differing:
         what = f"{path}: the run was started with other settings"
         raise CacheMismatchError(f"{what}:\n  " + "\n  ".join(differing) + f"\n{remedy}")
+
+
+class _NotingSource:
+    """Notes what the rows hold that are read: evaluate finds them again in other datasets."""
+
+    def __init__(self, source: SegmentSource) -> None:
+        self._source = source
+        self.contents: list[RowContent] = []
+
+    def read(self, index: int, row_ids: Int64Array | None = None) -> HiddenSegment:
+        segment = self._source.read(index, row_ids)
+        bounds = segment.offsets[1:-1]
+        self.contents += [RowContent.of(ids) for ids in np.split(segment.input_ids, bounds)]
+        return segment

@@ -72,6 +72,22 @@ def test_of_other_data_the_first_rows_are_decoded(export, tmp_path):
     ]
 
 
+def test_of_a_part_of_the_training_data_only_held_out_rows_are_decoded(export, tmp_path):
+    import datasets
+
+    rows = TokenRows.open(demo.DATA)
+    held_out = load_training(export)["held_out_rows"]
+    taken = sorted({*held_out[1:4], 0, 1, 2, 3, 1000})
+    order = [*reversed(taken)]
+    datasets.load_from_disk(str(demo.DATA)).select(order).save_to_disk(tmp_path / "part")
+    settings = config(export, data=tmp_path / "part")
+    chosen = choose_prompts(settings, [DrafterFolder.load(export)])
+    assert chosen.held_out is True
+    expected = [prompt_of(rows, row) for row in order if row in held_out]
+    assert len(expected) >= 3
+    assert chosen.token_ids == expected
+
+
 def test_a_drafter_of_others_is_evaluated_on_any_row(export, tmp_path):
     shutil.copytree(export, tmp_path / "drafter")
     (tmp_path / "drafter" / "training.json").unlink()
