@@ -13,7 +13,6 @@ import numpy as np
 from dflash_cache.cache import (
     Cache,
     CacheSpec,
-    RowContent,
     TargetParts,
     require_same_identity,
     write_atomically,
@@ -39,9 +38,9 @@ from dflash_cache.train import (
     measure_held_out,
     prefetch,
 )
-from dflash_cache.types import HiddenSegment, Int64Array
 
 from .devices import single_device
+from .held_out import NotingSource
 from .progress import OnProgress, Progress, ignore
 
 EXPORT, RUN = "export", "run.json"
@@ -161,7 +160,7 @@ class TrainingRun:
     def _finish(self, source: SegmentSource, check: Callable[[], None]) -> None:
         """Measure on the held-out rows and export, once training is done."""
         config = self.config
-        noting = _NotingSource(source)
+        noting = NotingSource(source)
         accuracy = measure_held_out(
             self._trainer.step,
             noting,
@@ -288,17 +287,3 @@ def _require_same_run(
     if differing:
         what = f"{path}: the run was started with other settings"
         raise CacheMismatchError(f"{what}:\n  " + "\n  ".join(differing) + f"\n{remedy}")
-
-
-class _NotingSource:
-    """Notes what the rows hold that are read: evaluate finds them again in other datasets."""
-
-    def __init__(self, source: SegmentSource) -> None:
-        self._source = source
-        self.contents: list[RowContent] = []
-
-    def read(self, index: int, row_ids: Int64Array | None = None) -> HiddenSegment:
-        segment = self._source.read(index, row_ids)
-        bounds = segment.offsets[1:-1]
-        self.contents += [RowContent.of(ids) for ids in np.split(segment.input_ids, bounds)]
-        return segment
