@@ -94,7 +94,9 @@ def _parameter(item: Any, hint: Any) -> inspect.Parameter:
     if kind is ByteCount:
         return _keyword(item.name, str | None, flag, text)
     if get_origin(kind) is tuple:
-        return _keyword(item.name, str | None, flag, f"{text} Separated by commas.")
+        return _keyword(
+            item.name, list[str] | None, flag, f"{text} Separated by commas, or the flag again."
+        )
     return _keyword(item.name, Union[kind, None], flag, text)  # noqa: UP007  a Literal has no |
 
 
@@ -110,13 +112,14 @@ def _keyword(
 
 
 def _parse_list(name: str, value: Any, hint: Any) -> Any:
-    """``1,9,17`` as a tuple, for options that take several values."""
-    if get_origin(hint) is not tuple or not isinstance(value, str):
+    """``1,9,17`` as a tuple, for options that take several values and may be repeated."""
+    if get_origin(hint) is not tuple:
         return value
-    parts = [part.strip() for part in value.split(",") if part.strip()]
+    given = ",".join(value)
+    parts = [part.strip() for part in given.split(",") if part.strip()]
     if get_args(hint)[0] is not int:
         return tuple(parts)
     try:
         return tuple(int(part) for part in parts)
     except ValueError:
-        raise typer.BadParameter(f"{flag_of(name)} {value}: expected numbers, 1,9,17") from None
+        raise typer.BadParameter(f"{flag_of(name)} {given}: expected numbers, 1,9,17") from None

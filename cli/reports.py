@@ -83,26 +83,65 @@ def export_tables(report: Report) -> list[Table]:
 
 
 def evaluate_tables(report: Report) -> list[Table]:
+    drafters = report.get("drafters") or {"the trained drafter": report}
+    return [
+        _decoded_table(report, drafters),
+        *_category_tables(drafters),
+        figures_table("Checked", _checks(report, drafters)),
+    ]
+
+
+def _decoded_table(report: Report, drafters: Report) -> Table:
     known = "held-out prompts" if report["held_out"] else "prompts that training may have seen"
-    table = Table(title=f"Decoded, {known}", title_justify="left")
-    table.add_column("drafts from")
+    how = f", temperature {report['temperature']:g}" if report["temperature"] else ""
+    table = Table(title=f"Decoded, {known}{how}", title_justify="left")
+    table.add_column("drafts from", overflow="fold")
     table.add_column("acceptance length", justify="right")
+    table.add_column("speed-up, here", justify="right")
     table.add_column("what it means")
-    meaning = "tokens that one pass of the target yields; 1.00 without drafts"
-    table.add_row("the trained drafter", f"{report['acceptance_length']:.2f}", meaning)
-    for name, words in (
-        ("prompt_lookup", "copying from the text so far"),
-        ("untrained", "the drafter before training"),
-    ):
-        if name in report:
-            table.add_row(name.replace("_", " "), f"{report[name]['acceptance_length']:.2f}", words)
-    rows = {
-        "lossless": f"{report['lossless']:.3f} (share of outputs equal to the target's own)",
-        "speed-up": f"{report['speedup']:.2f} times, on this machine",
-        "prompts": f"{report['prompts']}",
-        "tokens": f"{report['tokens']:,}",
-    }
-    return [table, figures_table("Checked", rows)]
+    table.add_row("nothing", "1.00", "1.00", "the target alone, a token a pass")
+    meaning = "tokens that one pass of the target yields"
+    for name, figures in drafters.items():
+        speedup = f"{figures['speedup']:.2f}"
+        table.add_row(escape(name), f"{figures['acceptance_length']:.2f}", speedup, meaning)
+        if "untrained" in figures:
+            length = f"{figures['untrained']['acceptance_length']:.2f}"
+            table.add_row("untrained", length, "", "a drafter of that shape before training")
+    lookup = report["prompt_lookup"]
+    speedup = f"{lookup['speedup']:.2f}"
+    words = "copying from the text so far"
+    table.add_row("prompt lookup", f"{lookup['acceptance_length']:.2f}", speedup, words)
+    return table
+
+
+def _category_tables(drafters: Report) -> list[Table]:
+    """A row for each category, a column for each drafter's acceptance length; or no table."""
+    categories = next(iter(drafters.values())).get("by_category")
+    if not categories:
+        return []
+    table = Table(title="Acceptance length by category", title_justify="left")
+    table.add_column("category")
+    for name in ("prompts", *drafters):
+        table.add_column(escape(name), justify="right")
+    for category, figures in categories.items():
+        lengths = [each["by_category"][category]["acceptance_length"] for each in drafters.values()]
+        cells = (f"{length:.2f}" for length in lengths)
+        table.add_row(escape(category), str(figures["prompts"]), *cells)
+    return [table]
+
+
+def _checks(report: Report, drafters: Report) -> dict[str, str]:
+    rows: dict[str, str] = {}
+    for name, figures in drafters.items():
+        of = f", {name}" if len(drafters) > 1 else ""
+        if figures["lossless"] is not None:
+            share = f"{figures['lossless']:.3f} (share of outputs equal to the target's own)"
+            if figures["mismatches"]:
+                widest = max(each["gap"] for each in figures["mismatches"])
+                share += f"; widest top-2 logit gap where one differs: {widest:.4f}"
+            rows[escape(f"lossless{of}")] = share
+        rows[escape(f"tokens{of}")] = f"{figures['tokens']:,}"
+    return rows | {"prompts": f"{report['prompts']}"}
 
 
 def verify_tables(report: Report, cache: str) -> list[Table]:

@@ -98,7 +98,10 @@ def _construct(config_type: type[C], values: Mapping[str, Any]) -> C:
 
 
 def _coerce(name: str, value: Any, hint: Any) -> Any:
-    """``value`` as ``hint``: TOML has lists for tuples and strings for paths."""
+    """``value`` as ``hint``: TOML has lists for tuples and strings for paths.
+
+    One path may stand for a list of them.
+    """
     accepted = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     if value is None and NoneType in accepted:
         return None
@@ -106,6 +109,8 @@ def _coerce(name: str, value: Any, hint: Any) -> Any:
     origin = get_origin(kind)
     if origin is Literal and value in get_args(kind):
         return value
+    if kind == tuple[Path, ...] and isinstance(value, str | Path):
+        value = (value,)
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(_coerce(name, each, get_args(kind)[0]) for each in value)
     if kind is Path and isinstance(value, str | Path):

@@ -20,6 +20,7 @@ from .layout import ROOT, SPEC, TARGET
 from .lock import writer_lock
 from .merge import merge_caches
 from .repair import rebuild_commits, restore_spec, rewrite_content, uncommit
+from .row_content import RowContent
 from .segment import SegmentWriter
 from .spec import (
     CacheSpec,
@@ -46,6 +47,7 @@ __all__ = [
     "DatasetPart",
     "Fault",
     "PlannedPart",
+    "RowContent",
     "SegmentWriter",
     "Storage",
     "TargetIdentity",

@@ -17,7 +17,7 @@ _READERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json"}
 
 
 class TokenRows:
-    """Rows with input_ids, loss_mask and optionally seq_len, addressed by row number."""
+    """Rows with input_ids, loss_mask, optionally seq_len and category, by row number."""
 
     def __init__(self, table: pa.Table, limit: int | None = None) -> None:
         missing = {"input_ids", "loss_mask"} - set(table.column_names)
@@ -29,6 +29,8 @@ class TokenRows:
         self.input_ids = ListColumn("input_ids", table.column("input_ids"), INTEGERS)
         self.loss_mask = ListColumn("loss_mask", table.column("loss_mask"))
         self.seq_len = table.column("seq_len") if "seq_len" in table.column_names else None
+        named = table.column("category") if "category" in table.column_names else None
+        self._category = named if named is not None and _is_text(named.type) else None
         self.num_rows = table.num_rows if limit is None else min(table.num_rows, limit)
 
     @classmethod
@@ -50,6 +52,10 @@ class TokenRows:
         # save_to_disk writes a shuffled or selected dataset in its new order.
         return cls(dataset.data.table, limit)
 
+    def category(self, row: int) -> str | None:
+        """What the column ``category`` says; None where it is null, no text or not there."""
+        return None if self._category is None else self._category[row].as_py()
+
     def sequence(self, row: int, num_tokens: int) -> TokenSequence:
         """The first ``num_tokens`` tokens of ``row``, copied out of the memory map."""
         return TokenSequence(
@@ -57,6 +63,12 @@ class TokenRows:
             input_ids=self.input_ids.row(row)[:num_tokens].astype(np.int32),
             loss_mask=self.loss_mask.row(row)[:num_tokens].astype(np.uint8),
         )
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _is_saved(path: Path) -> bool:

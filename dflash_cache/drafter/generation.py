@@ -1,40 +1,74 @@
-"""Greedy speculative decoding: the drafter proposes a block, the target checks it in one pass.
+"""Speculative decoding: a proposer drafts a block, the target checks it in one pass.
 
-Axes: T tokens, K context layers, H hidden size, B block size.
+Several sequences may be decoded at once; each is decoded as it would be alone.
+
+Axes: T tokens, K context layers, H hidden size, V vocabulary.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
-from .attention import plan_tiles
-from .model import DFlashDrafter, KeyValue
+from .choice import NO_DRAFTS, Choice, Drafts, Greedy
+
+Output = tuple[torch.Tensor, torch.Tensor]  # logits [T, V] and hidden states [T, K, H]
 
 
 class DecodingTarget(Protocol):
-    """A target's decoding state for one sequence."""
+    """A target's decoding state for the sequences that are still decoded, in their order."""
 
-    def forward(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append ids [T]: logits [T, vocabulary] and hidden states [T, K, H]."""
+    def forward(self, input_ids: Sequence[Sequence[int]]) -> list[Output]:
+        """Append each sequence's ids; the first call takes the prompts."""
         ...
 
-    def crop(self, num_tokens: int) -> None:
-        """Forget everything after the first ``num_tokens`` tokens."""
+    def crop(self, num_tokens: Sequence[int]) -> None:
+        """Forget everything after each sequence's first ``num_tokens`` tokens."""
         ...
+
+    def keep(self, indices: Sequence[int]) -> None:
+        """Forget the other sequences."""
+        ...
+
+
+@dataclass(slots=True)
+class Decoding:
+    """A sequence under way: prompt and new tokens, at most ``end`` of them, and its steps."""
+
+    committed: list[int]
+    end: int
+    choice: Choice
+    acceptance_lengths: list[int] = field(default_factory=list)
+
+    @property
+    def room(self) -> int:
+        return self.end - len(self.committed)
 
 
 class Proposer(Protocol):
-    """Proposes what may follow."""
+    """Proposes what may follow, for the sequences that are still decoded, in their order."""
 
-    def observe(self, features_TKH: torch.Tensor) -> None:
-        """Take the hidden states of newly committed tokens."""
+    def observe(self, features: Sequence[torch.Tensor]) -> None:
+        """Take the hidden states [T, K, H] of each sequence's newly committed tokens."""
         ...
 
-    def propose(self, committed: Sequence[int], most: int) -> list[int]:
-        """At most ``most`` draft tokens to follow ``committed``."""
+    def propose(self, decodings: Sequence[Decoding], most: Sequence[int]) -> list[Drafts]:
+        """At most ``most`` draft tokens for each sequence."""
         ...
+
+    def keep(self, indices: Sequence[int]) -> None:
+        """Forget the other sequences."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """When decoding ends (after a stop token, or so many tokens), and the size of a block."""
+
+    new_tokens: int
+    block_size: int = 2
+    stop_ids: Collection[int] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,84 +79,83 @@ class Decoded:
     acceptance_lengths: list[int]
 
 
-class DrafterProposer:
-    """The drafter's proposals for one sequence; keeps the context's keys and values."""
-
-    def __init__(self, drafter: DFlashDrafter, embedding: torch.Tensor, head: torch.Tensor) -> None:
-        self._drafter = drafter
-        self._embedding = embedding
-        self._head = head
-        self._context: list[KeyValue] = []
-        self._num_tokens = 0
-
-    def observe(self, features_TKH: torch.Tensor) -> None:
-        num_new = len(features_TKH)
-        positions = torch.arange(
-            self._num_tokens, self._num_tokens + num_new, device=features_TKH.device
-        )
-        new = self._drafter.context(features_TKH.to(self._embedding.dtype), positions)
-        if self._context:
-            new = [
-                (torch.cat([key, new_key]), torch.cat([value, new_value]))
-                for (key, value), (new_key, new_value) in zip(self._context, new, strict=True)
-            ]
-        self._context = new
-        self._num_tokens += num_new
-
-    def propose(self, committed: Sequence[int], most: int) -> list[int]:
-        size = min(self._drafter.config.block_size, most + 1)
-        device = self._embedding.device
-        tokens = torch.full((size,), self._drafter.config.mask_token_id, device=device)
-        tokens[0] = committed[-1]
-        start = len(committed) - 1
-        anchor = torch.tensor([start])
-        hidden = self._drafter(
-            self._embedding[tokens],
-            torch.arange(start, start + size, device=device),
-            self._context,
-            plan_tiles(torch.tensor([0, start + 1]), anchor),
-            anchor.to(device),
-        )
-        return torch.nn.functional.linear(hidden[1:], self._head).argmax(-1).tolist()
-
-
 @torch.inference_mode()
 def decode(
     target: DecodingTarget,
-    prompt: Sequence[int],
+    prompts: Sequence[Sequence[int]],
     *,
     proposer: Proposer | None,
-    new_tokens: int,
-    block_size: int = 2,
-    stop_ids: Collection[int] = (),
-) -> Decoded:
-    """Greedy decoding of at most ``new_tokens`` tokens, ending after a stop token.
+    limits: Limits,
+    choices: Sequence[Choice] | None = None,
+) -> list[Decoded]:
+    """Decode ``prompts`` together; ``choices`` has one for each, and is greedy by default.
 
     With ``proposer`` None it is the target's own decoding, a token a step. With one, each step
-    checks a block; accepted are the drafts equal to the target's own choice.
+    checks a block and commits the accepted drafts and one token more.
     """
-    logits, features = target.forward(torch.tensor(list(prompt)))
-    committed = [*prompt, int(logits[-1].argmax())]
-    lengths: list[int] = []
-    end = len(prompt) + new_tokens
+    decodings = [
+        Decoding(list(prompt), len(prompt) + limits.new_tokens, choice)
+        for prompt, choice in zip(prompts, choices or [Greedy()] * len(prompts), strict=True)
+    ]
+    outputs = target.forward(prompts)
+    for decoding, (logits, _) in zip(decodings, outputs, strict=True):
+        decoding.committed += decoding.choice.verify(NO_DRAFTS, logits[-1:])
     if proposer:
-        proposer.observe(features)
-    while len(committed) < end and committed[-1] not in stop_ids:
-        room = end - len(committed)
-        drafts = proposer.propose(committed, min(block_size - 1, room)) if proposer else []
-        start = len(committed) - 1
-        logits, features = target.forward(torch.tensor([committed[-1], *drafts]))
-        choices = logits.argmax(-1).tolist()
-        accepted = 0
-        while accepted < len(drafts) and drafts[accepted] == choices[accepted]:
-            accepted += 1
-        new = _until_stop(choices[: min(accepted + 1, room)], stop_ids)
-        committed += new
-        lengths.append(len(new))
-        target.crop(start + len(new))
+        proposer.observe([features for _, features in outputs])
+    live = _unfinished(decodings, limits, target, proposer)
+    while live:
+        _step(live, limits, target, proposer)
+        live = _unfinished(live, limits, target, proposer)
+    return [
+        Decoded(tokens=each.committed[len(prompt) :], acceptance_lengths=each.acceptance_lengths)
+        for prompt, each in zip(prompts, decodings, strict=True)
+    ]
+
+
+def _step(
+    live: Sequence[Decoding], limits: Limits, target: DecodingTarget, proposer: Proposer | None
+) -> None:
+    """Draft, check and commit for each sequence."""
+    drafts = [NO_DRAFTS] * len(live)
+    if proposer:
+        most = [min(limits.block_size - 1, decoding.room) for decoding in live]
+        drafts = proposer.propose(live, most)
+    blocks = [
+        [decoding.committed[-1], *own.tokens] for decoding, own in zip(live, drafts, strict=True)
+    ]
+    outputs = target.forward(blocks)
+    for decoding, own, (logits, _) in zip(live, drafts, outputs, strict=True):
+        chosen = decoding.choice.verify(own, logits)[: decoding.room]
+        new = _until_stop(chosen, limits.stop_ids)
+        decoding.committed += new
+        decoding.acceptance_lengths.append(len(new))
+    target.crop([len(decoding.committed) - 1 for decoding in live])
+    if proposer:
+        proposer.observe(
+            [
+                features[: decoding.acceptance_lengths[-1]]
+                for decoding, (_, features) in zip(live, outputs, strict=True)
+            ]
+        )
+
+
+def _unfinished(
+    decodings: Sequence[Decoding],
+    limits: Limits,
+    target: DecodingTarget,
+    proposer: Proposer | None,
+) -> list[Decoding]:
+    """Those that go on; target and proposer forget the others."""
+    indices = [
+        index
+        for index, decoding in enumerate(decodings)
+        if decoding.room > 0 and decoding.committed[-1] not in limits.stop_ids
+    ]
+    if indices and len(indices) < len(decodings):
+        target.keep(indices)
         if proposer:
-            proposer.observe(features[: len(new)])
-    return Decoded(tokens=committed[len(prompt) :], acceptance_lengths=lengths)
+            proposer.keep(indices)
+    return [decodings[index] for index in indices]
 
 
 def _until_stop(tokens: list[int], stop_ids: Collection[int]) -> list[int]:

@@ -14,7 +14,7 @@ from dflash_cache.types import Int64Array
 
 from .devices import single_device
 from .disk import disk_need, most_extractions
-from .evaluate import evaluate, require_dense
+from .evaluate import evaluate
 from .extract import extract_report, extracting
 from .plan import require_whole
 from .preparation import Preparation, open_matching, prepare
@@ -104,7 +104,6 @@ def _check_training(config: BothConfig, preparation: Preparation) -> None:
     require_same_run(config.train, preparation.spec)
     held_out = _held_out(config, preparation)
     if config.evaluate:
-        require_dense(config.extract.target, hybrid=shape.hybrid)
         num_prompt_tokens(
             _evaluation(config), shape.max_position_embeddings, config.train.block_size
         )
@@ -120,7 +119,7 @@ def _evaluation(config: BothConfig) -> EvaluateConfig:
     extract = config.extract
     return EvaluateConfig(
         target=extract.target,
-        drafter=config.train.out / EXPORT,
+        drafter=(config.train.out / EXPORT,),
         data=extract.data,
         split=extract.split,
         revision=extract.revision,

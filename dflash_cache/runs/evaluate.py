@@ -1,155 +1,151 @@
 """``evaluate``: acceptance length, losslessness and speed, measured by decoding."""
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-import torch
-
-from dflash_cache.cache import CacheSpec, require_same_identity
+from dflash_cache.cache import CacheSpec, require_same_identity, write_atomically
 from dflash_cache.config import EvaluateConfig
-from dflash_cache.drafter.config import DrafterConfig
-from dflash_cache.drafter.export import load_drafter, load_training
-from dflash_cache.drafter.generation import Decoded, DrafterProposer, Proposer, decode
+from dflash_cache.drafter.export import load_drafter
 from dflash_cache.drafter.lookup import PromptLookup
 from dflash_cache.drafter.model import DFlashDrafter
+from dflash_cache.drafter.proposer import DrafterProposer
 from dflash_cache.errors import CacheMismatchError, ConfigError
+from dflash_cache.settings import to_json
 from dflash_cache.target import (
     LayerCapture,
     Target,
-    TargetDecoder,
     TargetShape,
     identify_target,
     resolve_target,
-    stop_token_ids,
 )
 
+from .bench import Bench, Way
 from .devices import default_dtype, single_device
-from .progress import OnProgress, Progress, ignore
-from .prompts import choose_prompts
+from .progress import OnProgress, ignore
+from .prompts import DrafterFolder, Prompts, choose_prompts
+from .train import RUN
+
+EVALUATION = "evaluation.json"
 
 
 def evaluate(config: EvaluateConfig, on_progress: OnProgress = ignore) -> dict[str, Any]:
-    """Decode prompts greedily by the target alone, with the drafter and with prompt lookup.
+    """Decode prompts by the target alone, with each drafter and with prompt lookup.
 
     Returns the report: acceptance_length (pooled: tokens over verify steps), lossless (share of
-    outputs equal to the target's own), speedup, prompts, held_out (whether the training data is
-    known not to hold them), tokens, prompt_lookup, and untrained on request.
+    outputs equal to the target's own; None when sampling), mismatches, speedup, tokens,
+    by_category (where the data has categories), and untrained on request. Of several drafters
+    these stand in ``drafters``, by folder. For all: prompts, held_out (whether the training data
+    is known not to hold them), temperature, prompt_lookup.
     """
-    drafter_config = DrafterConfig.load(config.drafter)
-    training = load_training(config.drafter)
+    drafters = [DrafterFolder.load(each) for each in config.drafter]
     folder = resolve_target(config.target, config.revision)
     shape = TargetShape.load(folder, trust_remote_code=config.trust_remote_code)
-    _check_target(config, drafter_config, shape, training)
-    prompts = choose_prompts(config, drafter_config, training)
+    _check_target(config, drafters, shape)
+    out = _output_file(config)
+    prompts = choose_prompts(config, drafters)
     device = single_device(config.device)
-    dtype = default_dtype(device, config.dtype)
+    config = replace(config, device=device, dtype=default_dtype(device, config.dtype))
     target = Target.load(
-        folder, dtype=dtype, device=device, trust_remote_code=config.trust_remote_code
+        folder,
+        dtype=default_dtype(device, config.dtype),
+        device=device,
+        trust_remote_code=config.trust_remote_code,
     )
-    capture = LayerCapture(target, drafter_config.target_layer_ids)
-    bench = _Bench(config, capture, drafter_config.block_size, prompts.token_ids, on_progress)
-    drafter = load_drafter(config.drafter, getattr(torch, dtype)).to(device)
-    bench.warm_up(drafter)
-    plain, plain_s = bench.run(None)
-    drafted, drafted_s = bench.run(lambda: bench.proposer(drafter))
-    same = [a.tokens == b.tokens for a, b in zip(plain, drafted, strict=True)]
-    report: dict[str, Any] = {
-        "acceptance_length": _acceptance_length(drafted),
-        "lossless": sum(same) / len(same),
-        "speedup": round(plain_s / drafted_s, 4),
-        "prompts": len(prompts.token_ids),
-        "held_out": prompts.held_out,
-        "tokens": sum(len(each.tokens) for each in drafted),
-    }
-    kinds: dict[str, Callable[[], Proposer]] = {"prompt_lookup": PromptLookup}
-    if config.untrained:
-        fresh = DFlashDrafter.fresh(drafter_config, config.seed).eval().to(drafter.fc.weight)
-        kinds["untrained"] = lambda: bench.proposer(fresh)
-    for name, make in kinds.items():
-        report[name] = {"acceptance_length": _acceptance_length(bench.run(make)[0])}
+    report = _measure(config, target, drafters, prompts, on_progress)
+    if out:
+        saved = {"config": json.loads(to_json(config)), "report": report}
+        write_atomically(out, (json.dumps(saved, indent=1) + "\n").encode())
     return report
 
 
-@dataclass(slots=True)
-class _Bench:
-    """Decodes all prompts in one way after another."""
-
-    config: EvaluateConfig
-    capture: LayerCapture
-    block_size: int
-    prompts: Sequence[Sequence[int]]
-    on_progress: OnProgress
-    num_decoded: int = 0
-
-    def proposer(self, drafter: DFlashDrafter) -> DrafterProposer:
-        target = self.capture.target
-        return DrafterProposer(drafter, target.embedding, target.head)
-
-    def warm_up(self, drafter: DFlashDrafter) -> None:
-        """Decode a few tokens untimed, so that no way of decoding pays for first calls."""
-        proposer = self.proposer(drafter)
-        decode(TargetDecoder(self.capture), self.prompts[0], proposer=proposer, new_tokens=4)
-
-    def run(self, make: Callable[[], Proposer] | None) -> tuple[list[Decoded], float]:
-        """Decode every prompt; returns the outputs and the seconds spent decoding."""
-        stops = stop_token_ids(self.capture.target.folder)
-        decoded, wall_s = [], 0.0
-        for prompt in self.prompts:
-            began = time.perf_counter()
-            decoded.append(
-                decode(
-                    TargetDecoder(self.capture),
-                    prompt,
-                    proposer=make() if make else None,
-                    new_tokens=self.config.new_tokens,
-                    block_size=self.block_size,
-                    stop_ids=stops,
-                )
-            )
-            wall_s += time.perf_counter() - began
-            self.num_decoded += 1
-            total = len(self.prompts) * (4 if self.config.untrained else 3)
-            self.on_progress(
-                Progress(phase="evaluate", done=self.num_decoded, total=total, unit="decodings")
-            )
-        return decoded, wall_s
+def _measure(
+    config: EvaluateConfig,
+    target: Target,
+    drafters: Sequence[DrafterFolder],
+    prompts: Prompts,
+    on_progress: OnProgress,
+) -> dict[str, Any]:
+    captures = [LayerCapture(target, each.config.target_layer_ids) for each in drafters]
+    alone = Way(captures[0])
+    lookup = Way(captures[0], PromptLookup, max(each.config.block_size for each in drafters))
+    pairs = list(zip(drafters, captures, strict=True))
+    trained = [_way(load_drafter(each.folder), capture) for each, capture in pairs]
+    untrained = [
+        _way(DFlashDrafter.fresh(each.config, config.seed).eval(), capture)
+        for each, capture in pairs
+        if config.untrained
+    ]
+    bench = Bench(config, prompts, [alone, *trained, lookup, *untrained])
+    bench.run(on_progress)
+    figures = [bench.figures(way, alone) for way in trained]
+    for own, way in zip(figures, untrained, strict=False):
+        own["untrained"] = {"acceptance_length": way.acceptance_length}
+    for capture in captures:
+        capture.close()
+    names = [str(each.folder) for each in drafters]
+    return {
+        **(
+            figures[0]
+            if len(figures) == 1
+            else {"drafters": dict(zip(names, figures, strict=True))}
+        ),
+        "prompts": len(prompts.token_ids),
+        "held_out": prompts.held_out,
+        "temperature": config.temperature,
+        "prompt_lookup": {
+            "acceptance_length": lookup.acceptance_length,
+            "speedup": lookup.speedup(alone),
+        },
+    }
 
 
-def _acceptance_length(decoded: Sequence[Decoded]) -> float:
-    """All committed tokens over all verify steps."""
-    steps = [length for each in decoded for length in each.acceptance_lengths]
-    return round(sum(steps) / len(steps), 4) if steps else 0.0
+def _way(drafter: DFlashDrafter, capture: LayerCapture) -> Way:
+    target = capture.target
+    embedding, head = target.embedding, target.head
+    drafter = drafter.to(embedding)  # its device and dtype
+    return Way(
+        capture, lambda: DrafterProposer(drafter, embedding, head), drafter.config.block_size
+    )
 
 
-def require_dense(target: str, *, hybrid: bool) -> None:
-    """``ConfigError`` for a target whose decoding state cannot be rolled back."""
-    if hybrid:
-        raise ConfigError(
-            f"--target {target} has linear-attention layers, whose state cannot be rolled back "
-            "yet; evaluate takes targets of attention layers only"
-        )
+def _output_file(config: EvaluateConfig) -> Path | None:
+    """Where the report is saved: as told, else in the run folder of the only drafter."""
+    run = config.drafter[0].parent
+    in_run = len(config.drafter) == 1 and (run / RUN).is_file()
+    out = config.out or (run / EVALUATION if in_run else None)
+    if out and (out.is_dir() or not os.access(out.parent, os.W_OK)):
+        raise ConfigError(f"--out {out}: no file can be written there; name another one")
+    return out
 
 
 def _check_target(
-    config: EvaluateConfig,
-    drafter: DrafterConfig,
-    shape: TargetShape,
-    training: Mapping[str, Any],
+    config: EvaluateConfig, drafters: Sequence[DrafterFolder], shape: TargetShape
 ) -> None:
-    require_dense(config.target, hybrid=shape.hybrid)
-    found = (shape.num_layers, shape.hidden_size)
-    expected = (drafter.num_target_layers, drafter.hidden_size)
-    if found != expected:
-        raise CacheMismatchError(
-            f"--drafter {config.drafter} is for a target of {expected[0]} layers and hidden size "
-            f"{expected[1]}; --target {config.target} has {found[0]} and {found[1]}"
+    if config.batch_size > 1 and shape.hybrid:
+        raise ConfigError(
+            f"--batch-size {config.batch_size}: --target {config.target} has linear-attention "
+            "layers, which decode one prompt at a time; use --batch-size 1"
         )
-    if training:
+    found = (shape.num_layers, shape.hidden_size)
+    for each in drafters:
+        expected = (each.config.num_target_layers, each.config.hidden_size)
+        if found != expected:
+            raise CacheMismatchError(
+                f"--drafter {each.folder} is for a target of {expected[0]} layers and hidden size "
+                f"{expected[1]}; --target {config.target} has {found[0]} and {found[1]}"
+            )
+    made = [each for each in drafters if each.training]
+    if not made:
+        return
+    identity = identify_target(config.target, config.revision)
+    for each in made:
         require_same_identity(
-            identify_target(config.target, config.revision),
-            CacheSpec.from_dict(training["cache"]),
-            what=f"--drafter {config.drafter} was trained for another target than {config.target}",
+            identity,
+            CacheSpec.from_dict(each.training["cache"]),
+            what=f"--drafter {each.folder} was trained for another target than {config.target}",
             remedy="Give the target that the drafter was trained for",
         )

@@ -39,6 +39,7 @@ from dflash_cache.train import (
 )
 
 from .devices import single_device
+from .held_out import NotingSource
 from .progress import OnProgress, Progress, ignore
 from .start import offered_mask_token, starting_drafter, starting_identity
 
@@ -166,9 +167,10 @@ class TrainingRun:
     def _finish(self, source: SegmentSource, check: Callable[[], None]) -> None:
         """Measure on the held-out rows and export, once training is done."""
         config = self.config
+        noting = NotingSource(source)
         accuracy = measure_held_out(
             self._trainer.step,
-            source,
+            noting,
             self._held_out_segments,
             config.batch_size,
             config.anchors,
@@ -180,6 +182,7 @@ class TrainingRun:
         }
         training = {
             **self._record,
+            "held_out_content": [asdict(each) for each in noting.contents],
             "steps": self._trainer.state.step,
             **self._held_out_figures,
         }

@@ -1,6 +1,7 @@
 """The frozen target: identity, weights, capture of hidden states, decoding."""
 
 from .batch import BatchCapture, capture_batch
+from .batched import BatchedDecoder
 from .capture import LayerCapture
 from .decoding import TargetDecoder, stop_token_ids
 from .identity import identify_target, resolve_target
@@ -10,6 +11,7 @@ from .staging import StagingBuffer
 
 __all__ = [
     "BatchCapture",
+    "BatchedDecoder",
     "LayerCapture",
     "StagingBuffer",
     "Target",

@@ -1,44 +1,103 @@
-"""A target that decodes with a key-value cache and gives its hidden states beside the logits."""
+"""A target that decodes with a key-value cache and gives its hidden states beside the logits.
 
+Axes: T tokens, K context layers, H hidden size.
+"""
+
+import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import DynamicCache, GenerationConfig
+from transformers import Cache, DynamicCache, GenerationConfig
 
 from .capture import LayerCapture
 
+Output = tuple[torch.Tensor, torch.Tensor]  # logits [T, vocabulary] and hidden states [T, K, H]
+
 
 class TargetDecoder:
-    """One sequence's decoding state. Dense targets only: a recurrent state cannot be cropped."""
+    """The decoding state of one sequence.
+
+    Keys and values can be cropped; the recurrent state of linear attention cannot. Of a target
+    that has such layers the state before a block is kept, and after a rejection it is restored
+    and the accepted tokens are run again.
+    """
 
     def __init__(self, capture: LayerCapture) -> None:
         self._capture = capture
-        self._target = capture.target
-        self._cache = DynamicCache(config=self._target.model.config)  # type: ignore[arg-type]
-        self._cache.activate_past_recording()  # type: ignore[no-untyped-call]
-        # transformers renamed the argument; models with code of their own keep the old name.
-        parameters = inspect.signature(self._target.model.forward).parameters
-        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
+        self._recurrent = capture.target.shape.hybrid
+        self.cache: Cache = DynamicCache(config=capture.target.model.config)  # type: ignore[arg-type]
+        if not self._recurrent:
+            self.cache.activate_past_recording()  # type: ignore[no-untyped-call]
+        self._num_tokens = 0
+        self._before: list[dict[str, Any]] = []  # the state before the last block
+        self._block: Sequence[int] = ()
 
     @torch.inference_mode()
-    def forward(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append ``input_ids`` [T]: logits [T, vocabulary] and hidden states [T, K, H]."""
-        with self._capture.recording() as states:
-            output = self._target.model(
-                input_ids[None].to(self._target.device),
-                use_cache=True,
-                **{self._cache_argument: self._cache},
-            )
-        layers = [states[index][0] for index in self._capture.layer_ids]
-        return output.logits[0], torch.stack(layers, dim=1)
+    def forward(self, input_ids: Sequence[Sequence[int]]) -> list[Output]:
+        """Append the only sequence's ids [T]."""
+        (ids,) = input_ids
+        if self._recurrent and self._num_tokens and len(ids) > 1:
+            self._before, self._block = _snapshot(self.cache), ids
+        self._num_tokens += len(ids)
+        logits, states = run_target(self._capture, torch.tensor([list(ids)]), self.cache)
+        return [(logits[0], states[0])]
 
-    def crop(self, num_tokens: int) -> None:
-        """Forget everything after the first ``num_tokens`` tokens."""
-        surplus = self._cache.get_seq_length() - num_tokens
-        if surplus:
-            self._cache.crop(-surplus)
+    def crop(self, num_tokens: Sequence[int]) -> None:
+        """Forget everything after the first ``num_tokens`` tokens, which the last block holds."""
+        surplus = self._num_tokens - num_tokens[0]
+        if not surplus:
+            return
+        self._num_tokens -= surplus
+        if not self._recurrent:
+            self.cache.crop(-surplus)
+            return
+        for layer, state in zip(self.cache.layers, self._before, strict=True):
+            vars(layer).update(state)
+        accepted = list(self._block[:-surplus])
+        run_target(self._capture, torch.tensor([accepted]), self.cache)
+
+    def keep(self, indices: Sequence[int]) -> None:
+        """There is one sequence, and it is kept."""
+
+
+@torch.inference_mode()
+def run_target(
+    capture: LayerCapture, input_ids: torch.Tensor, cache: Cache, **arguments: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Append ids [N, T] to ``cache``: logits [N, T, vocabulary], hidden states [N, T, K, H]."""
+    target = capture.target
+    arguments |= {"input_ids": input_ids.to(target.device)}
+    with capture.recording() as states:
+        output = target.model(
+            use_cache=True, **{_cache_name(type(target.model).forward): cache}, **arguments
+        )
+    return output.logits, torch.stack([states[index] for index in capture.layer_ids], dim=2)
+
+
+@functools.cache
+def _cache_name(forward: Callable[..., Any]) -> str:
+    """Transformers renamed the argument; models with code of their own keep the old name."""
+    return "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values"
+
+
+def _snapshot(cache: Cache) -> list[dict[str, Any]]:
+    """What each layer holds.
+
+    Keys and values are replaced when they grow, and need no copy; recurrent states, which stand
+    in dictionaries, are written in place.
+    """
+    return [{name: _copied(value) for name, value in vars(layer).items()} for layer in cache.layers]
+
+
+def _copied(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: each.clone() if isinstance(each, torch.Tensor) else each for key, each in value.items()
+    }
 
 
 def stop_token_ids(folder: Path) -> Sequence[int]:

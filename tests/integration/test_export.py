@@ -107,7 +107,7 @@ def test_a_drafter_decodes_the_same_from_either_layout(trained, tmp_path):
         export(export_config(trained, tmp_path / layout, format=layout))
         settings = {"target": str(demo.TARGET), "data": demo.DATA, "device": "cpu"}
         sizes = {"prompts": 2, "new_tokens": 6}
-        reports.append(evaluate(EvaluateConfig(drafter=tmp_path / layout, **settings, **sizes)))
+        reports.append(evaluate(EvaluateConfig(drafter=(tmp_path / layout,), **settings, **sizes)))
         del reports[-1]["speedup"]
     assert reports[0] == reports[1]
     assert reports[0]["held_out"]

@@ -12,14 +12,16 @@ from dflash_cache.config import EvaluateConfig
 from dflash_cache.data import TokenRows
 from dflash_cache.drafter.attention import plan_tiles
 from dflash_cache.drafter.export import export_drafter, load_drafter
-from dflash_cache.drafter.generation import DrafterProposer, decode
+from dflash_cache.drafter.generation import Limits, decode
 from dflash_cache.drafter.model import DFlashDrafter
+from dflash_cache.drafter.proposer import DrafterProposer
 from dflash_cache.runs.evaluate import evaluate
 from dflash_cache.runs.extract import extract
 from dflash_cache.runs.train import train
 from dflash_cache.target import LayerCapture, Target, TargetDecoder, stop_token_ids
 from tests.support.drafters import KINDS, drafter_config
 from tests.support.runs import extract_config, train_config
+from tests.support.tiny_targets import save_target
 
 zlab = pytest.importorskip("dflash.model", reason="z-lab's dflash is not installed: make test does")
 
@@ -86,13 +88,11 @@ def test_generation_gives_the_same_tokens_and_acceptance_lengths(export, monkeyp
     stops = list(stop_token_ids(demo.TARGET))
     steps = []
     for prompt in _prompts():
-        decoded = decode(
+        (decoded,) = decode(
             TargetDecoder(capture),
-            prompt,
+            [prompt],
             proposer=DrafterProposer(ours, target.embedding, target.head),
-            new_tokens=NEW_TOKENS,
-            block_size=ours.config.block_size,
-            stop_ids=stops,
+            limits=Limits(new_tokens=NEW_TOKENS, block_size=ours.config.block_size, stop_ids=stops),
         )
         expected = zlab.dflash_generate(
             theirs,
@@ -109,11 +109,36 @@ def test_generation_gives_the_same_tokens_and_acceptance_lengths(export, monkeyp
     assert min(steps) == 1
 
 
+def test_of_a_hybrid_target_ours_keeps_the_greedy_text_and_theirs_leaves_it(tmp_path):
+    """Their crop leaves what rejected drafts did to the recurrent state."""
+    save_target(tmp_path / "target", "qwen3_5")
+    config = drafter_config(hidden_size=64, vocab_size=512, target_layer_ids=(1, 4, 6))
+    export_drafter(DFlashDrafter.fresh(replace(config, num_target_layers=8), 0), tmp_path / "e", {})
+    ours = load_drafter(tmp_path / "e")
+    theirs = zlab.DFlashDraftModel.from_pretrained(tmp_path / "e", dtype=torch.float32).eval()
+    target = Target.load(tmp_path / "target", dtype="float32", device="cpu")
+    capture = LayerCapture(target, ours.config.target_layer_ids)
+    left = 0
+    for seed in range(4):
+        generator = torch.Generator().manual_seed(seed)
+        prompt = torch.randint(0, 500, (20,), generator=generator).tolist()
+        proposer = DrafterProposer(ours, target.embedding, target.head)
+        limits = Limits(new_tokens=16, block_size=4)
+        (plain,) = decode(TargetDecoder(capture), [prompt], proposer=None, limits=limits)
+        (decoded,) = decode(TargetDecoder(capture), [prompt], proposer=proposer, limits=limits)
+        assert decoded.tokens == plain.tokens
+        output = zlab.dflash_generate(
+            theirs, target.model, torch.tensor([prompt]), max_new_tokens=16, stop_token_ids=None
+        )
+        left += output[0, len(prompt) :].tolist() != plain.tokens
+    assert left > 0
+
+
 def test_evaluate_reports_the_pooled_acceptance_length_of_the_same_decoding(export):
     report = evaluate(
         EvaluateConfig(
             target=str(demo.TARGET),
-            drafter=export,
+            drafter=(export,),
             data=demo.DATA,
             device="cpu",
             prompts=PROMPTS,

@@ -126,7 +126,7 @@ POSITIVE = [
             "draft_layers anchors batch_size grad_accum epochs steps lr clip_norm save_every keep",
         ),
         (train, "log_every prefetch_readers prefetch_depth gamma"),
-        (lambda **given: build(EvaluateConfig, EVALUATE, given), "prompts new_tokens"),
+        (lambda **given: build(EvaluateConfig, EVALUATE, given), "prompts new_tokens batch_size"),
     )
     for name in names.split()
 ]
@@ -245,3 +245,21 @@ def test_a_setting_of_another_command_is_named_with_its_file(tmp_path):
     assert message.startswith(
         f"--config {path}, which holds one command's settings: unknown setting 'lr'"
     )
+
+
+@pytest.mark.parametrize("given", ["run", Path("run"), ["run"]])
+def test_one_drafter_needs_no_list(given):
+    config = build(EvaluateConfig, EVALUATE, {"drafter": given})
+    assert config.drafter == (Path("run"),)
+
+
+@pytest.mark.parametrize("given", [[], ["a", "b", "a"]])
+def test_drafters_are_named_each_once(given):
+    with pytest.raises(ConfigError, match=r"--drafter .*: name at least one folder, each once"):
+        build(EvaluateConfig, EVALUATE, {"drafter": given})
+
+
+@pytest.mark.parametrize("given", [-0.1, float("nan")])
+def test_a_temperature_is_0_or_more(given):
+    with pytest.raises(ConfigError, match=r"--temperature .*: must be at least 0"):
+        build(EvaluateConfig, EVALUATE, {"temperature": given})

@@ -261,3 +261,16 @@ def test_two_values_of_a_positional_option_are_a_usage_error():
 def test_a_positional_option_that_is_missing_is_named():
     with pytest.raises(ConfigError, match="--run is missing"):
         Parsed(ExportConfig)("--out", "d")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--drafter", "a", "--drafter", "b", "--drafter", "c"],
+        ["--drafter", "a,b,c"],
+        ["--drafter", "a, b", "--drafter", "c"],
+    ],
+)
+def test_values_of_a_list_stand_between_commas_or_after_flags_of_their_own(flags):
+    config = Parsed(EvaluateConfig)("--target", "t", "--data", "d", *flags)
+    assert config.drafter == (Path("a"), Path("b"), Path("c"))

@@ -1,0 +1,69 @@
+"""What a reader sees of an evaluation."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from dflash_cache.cli.reports import evaluate_tables
+
+
+def figures(length, **more):
+    return {
+        "acceptance_length": length,
+        "lossless": 1.0,
+        "mismatches": [],
+        "speedup": 1.5,
+        "tokens": 900,
+    } | more
+
+
+SHARED = {
+    "prompts": 7,
+    "held_out": True,
+    "temperature": 0.0,
+    "prompt_lookup": {"acceptance_length": 1.23, "speedup": 0.9},
+}
+
+
+def shown(report):
+    file = io.StringIO()
+    for table in evaluate_tables(report):
+        Console(width=200, file=file).print(table)
+    return file.getvalue()
+
+
+@pytest.fixture(autouse=True)
+def _plain(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+
+
+def test_of_one_drafter_the_table_has_the_base_lines_beside_it():
+    text = shown(figures(3.5, untrained={"acceptance_length": 1.01}) | SHARED)
+    for words in ("the trained drafter", "3.50", "untrained", "1.01", "prompt lookup", "1.23"):
+        assert words in text
+    assert "category" not in text
+
+
+def test_of_several_drafters_each_has_a_row_and_a_column_in_the_table_of_categories():
+    def categories(code):
+        found = {"code": {"acceptance_length": code, "prompts": 7, "tokens": 900}}
+        return {"by_category": found}
+
+    mismatch = {"prompt": 1, "position": 2, "gap": 0.0314}
+    drafters = {
+        "runs/a": figures(3.5, **categories(4.1)),
+        "runs/b": figures(2.5, lossless=0.5, mismatches=[mismatch], **categories(3.2)),
+    }
+    text = shown({"drafters": drafters} | SHARED)
+    for words in ("runs/a", "runs/b", "3.50", "2.50", "code", "4.10", "3.20", "0.500", "0.0314"):
+        assert words in text
+
+
+def test_sampling_shows_the_temperature_and_no_share():
+    sampled = figures(2.0, lossless=None)
+    del sampled["mismatches"]
+    text = shown(sampled | SHARED | {"temperature": 0.7})
+    assert "temperature 0.7" in text
+    assert "lossless" not in text
