@@ -9,7 +9,13 @@ from dflash_cache.cache import writer_lock
 from dflash_cache.config import BothConfig, EvaluateConfig
 from dflash_cache.errors import ConfigError
 from dflash_cache.target import mask_token_of
-from dflash_cache.train import LiveSource, SegmentSource, held_out_rows
+from dflash_cache.train import (
+    LiveSource,
+    SegmentSource,
+    held_out_rows,
+    require_one_rank,
+    require_tracker,
+)
 
 from .devices import single_device
 from .evaluate import evaluate, require_dense
@@ -17,7 +23,8 @@ from .extract import extract_report, extracting
 from .preparation import Preparation, prepare
 from .progress import OnProgress, ignore
 from .prompts import num_prompt_tokens
-from .train import EXPORT, TrainingRun, choose_mask_token, require_same_run, train
+from .record import require_same_run
+from .train import EXPORT, TrainingRun, choose_mask_token, train
 
 TRAINING_STAGES = {"prefetch", "pack", "train"}
 
@@ -28,6 +35,7 @@ def both(config: BothConfig, on_progress: OnProgress = ignore) -> dict[str, Any]
     Returns the report: extract {..}, train {..}, wall_s, and evaluate {..} where it ran.
     """
     began = time.perf_counter()
+    require_one_rank("both")
     preparation = prepare(config.extract, spare_last=True)
     _check_training(config, preparation)
     report = (_overlapped if config.overlap else _in_turn)(config, preparation, on_progress)
@@ -78,6 +86,12 @@ def _check_training(config: BothConfig, preparation: Preparation) -> None:
     offered = mask_token_of(preparation.target_folder, vocab_size)
     choose_mask_token(config.train, offered, vocab_size, shape.reserved_token_ids)
     single_device(config.train.device)
+    require_tracker(config.train)
+    if config.overlap and (config.train.measure_every or config.train.keep_best):
+        raise ConfigError(
+            "--measure-every and --keep-best wait for held-out rows from all over the cache, so "
+            "nothing would overlap; leave --overlap out, or them"
+        )
     require_same_run(config.train, preparation.spec)
     held_out = held_out_rows(np.asarray(preparation.survey.row_ids), config.train.holdout)
     if config.evaluate:
