@@ -4,6 +4,7 @@ import json
 import math
 import re
 import warnings
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from dflash_cache.cache import file_fingerprint, fsync_path, fsync_tree, remove_tree
+from dflash_cache.cache import digest, file_fingerprint, fsync_path, fsync_tree, remove_tree
 from dflash_cache.errors import TrainingError
 
 from .order import Position
@@ -61,6 +62,7 @@ class CheckpointStore:
         torch.save(optimizer, fresh / OPTIMIZER)
         files = {name: file_fingerprint(fresh / name) for name in (WEIGHTS, OPTIMIZER)}
         record = asdict(state) | {SCORE: score, "files": files}
+        record["digest"] = _digest_of(record)
         (fresh / STATE).write_text(json.dumps(record, indent=1))
         fsync_tree(fresh)
         remove_tree(target)  # a torn one of the same step
@@ -126,9 +128,15 @@ def _whole_record(folder: Path) -> dict[str, Any] | None:
     """The content of ``state.json``; None unless the checkpoint is as it was written."""
     try:
         record: dict[str, Any] = json.loads((folder / STATE).read_text())
+        if record.pop("digest") != _digest_of(record):
+            return None
         for name, fingerprint in record["files"].items():
             if file_fingerprint(folder / name) != tuple(fingerprint):
                 return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return record
+
+
+def _digest_of(record: Mapping[str, Any]) -> str:
+    return digest(json.dumps(record, sort_keys=True).encode())
