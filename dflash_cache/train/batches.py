@@ -94,7 +94,8 @@ def _own_rows(window: Window, step_rows: int, ranks: Ranks) -> Int64Array | None
     if ranks.size == 1:
         return None
     numbers = np.arange(window.first_row, window.first_row + len(window.row_ids))
-    return window.row_ids[numbers % step_rows % ranks.size == ranks.rank]
+    own: Int64Array = window.row_ids[numbers % step_rows % ranks.size == ranks.rank]
+    return own
 
 
 def _groups(
