@@ -96,9 +96,7 @@ class TrainingRun:
         store = CheckpointStore(config.out / "checkpoints", config.keep, keep_best=config.keep_best)
         found, self._held_out_figures = self._look_up(store)
         self.state = found[1] if found else None
-        parts = cache.target
-        self.drafter_config = _drafter_config(config, cache.spec, parts)
-        self._trainer = None if self._held_out_figures else self._make_trainer(parts, store, found)
+        self._trainer = None if self._held_out_figures else self._make_trainer(store, found)
 
     def _look_up(self, store: CheckpointStore) -> tuple[Found | None, dict[str, Any]]:
         """Where the run stands, and its held-out figures if nothing is left to do.
@@ -113,13 +111,12 @@ class TrainingRun:
                 figures = _exported_figures(self.config.out / EXPORT, found[1].step)
         return self._ranks.all((found, figures))[0]
 
-    def _make_trainer(
-        self, parts: TargetParts, store: CheckpointStore, found: Found | None
-    ) -> Trainer:
-        config = self.config
+    def _make_trainer(self, store: CheckpointStore, found: Found | None) -> Trainer:
+        config, parts = self.config, self._cache.target
         embedding = as_tensor(parts.embedding)
         head = embedding if parts.head is None else as_tensor(parts.head)
-        drafter = DFlashDrafter.fresh(self.drafter_config, config.seed)
+        drafter_config = _drafter_config(config, self._cache.spec, parts)
+        drafter = DFlashDrafter.fresh(drafter_config, config.seed)
         step = DrafterStep(drafter, embedding, head, config, self._num_steps, self._ranks)
         if self._ranks.first:  # last: settings that fail must not claim the folder
             claim_run(config, self._cache.spec)
