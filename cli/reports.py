@@ -64,7 +64,7 @@ def train_tables(report: Report) -> list[Table]:
         "block acceptance length": f"{report['block_acceptance_length']:.2f} (held-out rows, "
         "teacher-forced)",
         "accuracy by slot": " ".join(f"{share:.2f}" for share in report["slot_accuracy"]),
-        "time": f"{report['wall_s']:.1f} s",
+        "time": f"{report['wall_s']:.1f} s" if report["stages"] else "nothing was left to do",
         "drafter": escape(report["export"]),
     }
     return [figures_table("Trained", rows), *stages_tables("training", report["stages"])]

@@ -9,10 +9,12 @@ from .options import with_options
 def command(config: TrainConfig, as_json: bool) -> None:
     """Phase two: train a drafter from a finished cache."""
     from dflash_cache.runs.train import train
+    from dflash_cache.train import is_first_rank
 
     from .render import print_report, progress_display
     from .reports import train_tables
 
     with progress_display() as on_progress:
         report = train(config, on_progress)
-    print_report(report, train_tables(report), as_json=as_json)
+    if is_first_rank():
+        print_report(report, train_tables(report), as_json=as_json)

@@ -88,7 +88,9 @@ class TrainConfig:
 
     cache: str = option(help="A cache's folder or address, s3://bucket/prefix.")
     out: Path = option(help="Run folder: checkpoints, metrics, export; a run in it is resumed.")
-    device: str = option("", help="Training device [the last CUDA device, or cpu].")
+    device: str = option(
+        "", help="Training device [the last CUDA device, or cpu; under torchrun each rank's own]."
+    )
     init_from: Path | None = option(
         None, help="Drafter folder whose weights the run starts from [random weights]."
     )
@@ -114,8 +116,17 @@ class TrainConfig:
         None, help="Mask token [the tokenizer's own, else an unused row of the embedding]."
     )
     save_every: int = option(500, help="Steps between checkpoints.")
-    keep: int = option(2, help="Checkpoints to keep.")
+    keep: int = option(2, help="Newest checkpoints to keep.")
+    keep_best: bool = option(
+        False, help="Measure at each checkpoint, and keep the best by block acceptance length too."
+    )
+    measure_every: int | None = option(
+        None, help="Steps between measurements on the held-out rows [only at the end]."
+    )
     log_every: int = option(10, help="Steps between lines of metrics.")
+    tracker: Literal["tensorboard"] | None = option(
+        None, help="Where figures go besides metrics.jsonl."
+    )
     shuffle_segments: int = option(8, help="Segments in memory whose rows are shuffled together.")
     prefetch_readers: int = option(2, help="Threads that read segments ahead.")
     prefetch_depth: int = option(4, help="Batches ready ahead of training.")
@@ -124,8 +135,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         require_positive(
             self, "draft_layers", "anchors", "batch_size", "grad_accum", "epochs", "steps", "lr",
-            "save_every", "keep", "log_every", "shuffle_segments", "prefetch_readers",
-            "prefetch_depth", "clip_norm", "gamma",
+            "save_every", "keep", "measure_every", "log_every", "shuffle_segments",
+            "prefetch_readers", "prefetch_depth", "clip_norm", "gamma",
         )  # fmt: skip
         require_not_negative(self, "seed", "weight_decay")
         if self.out.absolute() == Path(self.cache).absolute():

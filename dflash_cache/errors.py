@@ -40,3 +40,7 @@ class CacheBusyError(DflashCacheError):
 
 class TrainingError(DflashCacheError):
     """Training reached a state that it cannot go on from, such as a loss that is not finite."""
+
+
+class RankError(DflashCacheError):
+    """Another process of the same training stopped or was lost: see its message, start again."""

@@ -15,7 +15,7 @@ from .codecs import CODECS
 from .content import PlannedPart, TargetParts
 from .durable import fsync_path, fsync_tree, remove_tree, write_atomically
 from .estimate import estimate_bytes
-from .fingerprints import file_fingerprint
+from .fingerprints import digest, file_fingerprint
 from .layout import ROOT, SPEC, TARGET
 from .lock import writer_lock
 from .merge import merge_caches
@@ -54,6 +54,7 @@ __all__ = [
     "TargetParts",
     "content_bytes",
     "differences",
+    "digest",
     "estimate_bytes",
     "file_fingerprint",
     "float32_states",

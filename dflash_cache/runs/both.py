@@ -9,7 +9,7 @@ from dflash_cache.cache import writer_lock
 from dflash_cache.config import BothConfig, EvaluateConfig
 from dflash_cache.errors import ConfigError
 from dflash_cache.target import mask_token_of
-from dflash_cache.train import LiveSource, held_out_rows
+from dflash_cache.train import LiveSource, held_out_rows, require_one_rank, require_tracker
 from dflash_cache.types import Int64Array
 
 from .devices import single_device
@@ -20,9 +20,10 @@ from .plan import require_whole
 from .preparation import Preparation, open_matching, prepare
 from .progress import OnProgress, ignore
 from .prompts import num_prompt_tokens
+from .record import require_same_run
 from .room import RollingRoom
 from .start import offered_mask_token, require_same_shape
-from .train import EXPORT, TrainingRun, choose_mask_token, require_same_run, train
+from .train import EXPORT, TrainingRun, choose_mask_token, train
 
 TRAINING_STAGES = {"prefetch", "pack", "train"}
 
@@ -33,6 +34,7 @@ def both(config: BothConfig, on_progress: OnProgress = ignore) -> dict[str, Any]
     Returns the report: extract {..}, train {..}, wall_s, and evaluate {..} where it ran.
     """
     began = time.perf_counter()
+    require_one_rank("both")
     preparation = prepare(config.extract, spare_last=True)
     _check_training(config, preparation)
     report = (_overlapped if config.overlap else _in_turn)(config, preparation, on_progress)
@@ -101,6 +103,12 @@ def _check_training(config: BothConfig, preparation: Preparation) -> None:
         }
         require_same_shape(config.train.init_from, expected)
     single_device(config.train.device)
+    require_tracker(config.train)
+    if config.overlap and (config.train.measure_every or config.train.keep_best):
+        raise ConfigError(
+            "--measure-every and --keep-best wait for held-out rows from all over the cache, so "
+            "nothing would overlap; leave --overlap out, or them"
+        )
     require_same_run(config.train, preparation.spec)
     held_out = _held_out(config, preparation)
     if config.evaluate:

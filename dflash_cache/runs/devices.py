@@ -3,6 +3,7 @@
 import torch
 
 from dflash_cache.errors import ConfigError
+from dflash_cache.train import local_rank, num_local_ranks, num_ranks
 from dflash_cache.types import DtypeName
 
 
@@ -25,6 +26,24 @@ def single_device(named: str) -> str:
         return named
     count = torch.cuda.device_count()
     return f"cuda:{count - 1}" if count else "cpu"
+
+
+def training_device(named: str) -> str:
+    """As ``single_device``; where torchrun started several processes, each gets its own."""
+    if num_ranks() == 1 or named == "cpu":
+        return single_device(named)
+    if named and num_local_ranks() > 1:
+        raise ConfigError(
+            f"--device {named}: {num_local_ranks()} processes of this machine cannot share it; "
+            "leave --device out, and each takes one of its own"
+        )
+    count = torch.cuda.device_count()
+    if count and local_rank() >= count:
+        raise ConfigError(
+            f"--nproc-per-node {num_local_ranks()}: this machine has {count} CUDA devices; start "
+            "as many processes, or use --device cpu"
+        )
+    return named or (f"cuda:{local_rank()}" if count else "cpu")
 
 
 def check_device(flag: str, name: str) -> None:

@@ -27,7 +27,7 @@ from .bench import Bench, Way
 from .devices import default_dtype, single_device
 from .progress import OnProgress, ignore
 from .prompts import DrafterFolder, Prompts, choose_prompts
-from .train import RUN
+from .record import RUN
 
 EVALUATION = "evaluation.json"
 

@@ -12,7 +12,8 @@ from dflash_cache.drafter.model import DFlashDrafter
 from dflash_cache.errors import ConfigError, DataError
 from dflash_cache.train import CHECKPOINTS, TrainingState, load_checkpoint
 
-from .train import EXPORT, RUN
+from .record import RUN
+from .train import EXPORT
 
 EVALUATION, METRICS = "evaluation.json", "metrics.jsonl"
 

@@ -1,8 +1,8 @@
 """``train``: a cache becomes a drafter."""
 
-import json
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from itertools import takewhile
 from pathlib import Path
@@ -10,23 +10,19 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dflash_cache.cache import (
-    Cache,
-    CacheSpec,
-    TargetParts,
-    require_same_identity,
-    write_atomically,
-    writer_lock,
-)
+from dflash_cache.cache import Cache, CacheSpec, TargetParts, writer_lock
 from dflash_cache.config import TrainConfig
 from dflash_cache.drafter.config import DrafterConfig
-from dflash_cache.drafter.export import export_drafter
-from dflash_cache.errors import CacheMismatchError, ConfigError, DataError
+from dflash_cache.drafter.export import CONFIG, WEIGHTS, export_drafter, load_training
+from dflash_cache.drafter.loss import BlockAccuracy
+from dflash_cache.errors import ConfigError
 from dflash_cache.pipeline import Pipeline, StageStatistics
-from dflash_cache.settings import flag_of, to_json
 from dflash_cache.target import reserved_tokens
 from dflash_cache.train import (
+    ALONE,
+    CheckpointStore,
     DrafterStep,
+    Ranks,
     SegmentSource,
     StepResult,
     Trainer,
@@ -34,16 +30,23 @@ from dflash_cache.train import (
     TrainingState,
     as_tensor,
     held_out_rows,
+    joined_ranks,
     measure_held_out,
     prefetch,
+    require_tracker,
+    training_done,
 )
 
-from .devices import single_device
+from .devices import single_device, training_device
 from .held_out import NotingSource
 from .progress import OnProgress, Progress, ignore
-from .start import offered_mask_token, starting_drafter, starting_identity
+from .record import claim_run, identity_of, require_same_run
+from .start import offered_mask_token, starting_drafter
 
-EXPORT, RUN = "export", "run.json"
+EXPORT = "export"
+HELD_OUT = ("block_acceptance_length", "slot_accuracy")
+
+Found = tuple[Path, TrainingState]
 
 OnPhase = Callable[[Literal["measure", "end"]], None]
 
@@ -51,17 +54,21 @@ OnPhase = Callable[[Literal["measure", "end"]], None]
 def train(config: TrainConfig, on_progress: OnProgress = ignore) -> dict[str, Any]:
     """Train from a finished cache. An unfinished run in ``config.out`` is resumed.
 
+    Under torchrun every process calls this, and all get the same report; the first one writes.
+
     Returns the report: steps, tokens, loss_first, loss_last, block_acceptance_length,
     slot_accuracy, wall_s, stages, export.
     """
     began = time.perf_counter()
-    cache = Cache.open(config.cache)
-    cache.require_complete()
-    with writer_lock(config.out, "--out"):
-        run = TrainingRun(config, cache)
-        with Pipeline("train") as pipeline:
-            run.spawn(pipeline, cache, on_progress)
-            pipeline.start()
+    config = replace(config, device=training_device(config.device))
+    with joined_ranks(config.device) as ranks:
+        cache = Cache.open(config.cache)
+        cache.require_complete()
+        with writer_lock(config.out, "--out") if ranks.first else nullcontext():
+            run = TrainingRun(config, cache, ranks)
+            with Pipeline("train") as pipeline:
+                run.spawn(pipeline, cache, on_progress)
+                pipeline.start()
     return run.report(pipeline.statistics, time.perf_counter() - began)
 
 
@@ -71,11 +78,13 @@ class TrainingRun:
     Whoever makes one holds ``writer_lock`` of ``config.out``.
     """
 
-    def __init__(self, config: TrainConfig, cache: Cache) -> None:
+    def __init__(self, config: TrainConfig, cache: Cache, ranks: Ranks = ALONE) -> None:
         self.config = config = replace(config, device=single_device(config.device))
         self._cache = cache
+        self._ranks = ranks
         plan = cache.plan
         row_ids = np.concatenate([segment.row_ids for segment in plan])
+        self._num_rows = len(row_ids)
         self.held_out = held_out_rows(row_ids, config.holdout)
         self._order = TrainingOrder(
             plan, self.held_out, seed=config.seed, window_segments=config.shuffle_segments
@@ -85,30 +94,50 @@ class TrainingRun:
             for segment in plan
             if len(rows := np.intersect1d(segment.row_ids, self.held_out))
         ]
-        num_steps = config.steps or self._order.num_steps(
+        self._num_steps = config.steps or self._order.num_steps(
             epochs=config.epochs, batch_size=config.batch_size, grad_accum=config.grad_accum
         )
-        require_same_run(config, cache.spec)
-        parts = cache.target
-        self.drafter_config = _drafter_config(config, cache.spec, parts)
+        require_tracker(config)
+        store = CheckpointStore(config.out / "checkpoints", config.keep, keep_best=config.keep_best)
+        found, self._held_out_figures = self._look_up(store)
+        self.state = found[1] if found else None
+        self._trainer = None if self._held_out_figures else self._make_trainer(store, found)
+
+    def _look_up(self, store: CheckpointStore) -> tuple[Found | None, dict[str, Any]]:
+        """Where the run stands, and its held-out figures if nothing is left to do.
+
+        The first rank looks, and all go by what it finds.
+        """
+        found, figures = None, dict[str, Any]()
+        if self._ranks.first:
+            require_same_run(self.config, self._cache.spec)
+            found = store.newest()
+            if found and training_done(found[1], self.config, self._num_steps):
+                figures = _exported_figures(self.config.out / EXPORT, found[1].step)
+        return self._ranks.all((found, figures))[0]
+
+    def _make_trainer(self, store: CheckpointStore, found: Found | None) -> Trainer:
+        config, parts = self.config, self._cache.target
         embedding = as_tensor(parts.embedding)
         head = embedding if parts.head is None else as_tensor(parts.head)
-        drafter = starting_drafter(config, self.drafter_config)
-        step = DrafterStep(drafter, embedding, head, config, num_steps)
+        drafter_config = _drafter_config(config, self._cache.spec, parts)
+        drafter = starting_drafter(config, drafter_config)
+        step = DrafterStep(drafter, embedding, head, config, self._num_steps, self._ranks)
         self._record = {
-            **_identity(config, cache.spec),
-            "num_rows": len(row_ids),
+            **identity_of(config, self._cache.spec),
+            "num_rows": self._num_rows,
             "held_out_rows": self.held_out.tolist(),
             "target_architectures": parts.config.get("architectures") or [],
         }
-        # Last: settings that fail must not claim the folder.
-        claim_run(config, self._record | {"drafter": self.drafter_config.to_json("float32")})
-        self._trainer = Trainer(step, config, num_steps)
-        self._held_out_figures: dict[str, Any] = {}
+        if self._ranks.first:  # last: settings that fail must not claim the folder
+            claim_run(config, self._record | {"drafter": drafter_config.to_json("float32")})
+        return Trainer(step, config, self._num_steps, store, found)
 
     def needs(self) -> Iterator[int]:
         """The segments that will be read, in order; a few more if extraction drops rows."""
         config, trainer = self.config, self._trainer
+        if trainer is None:
+            return
         epoch_steps = self._order.num_steps(
             epochs=1, batch_size=config.batch_size, grad_accum=config.grad_accum
         )
@@ -127,21 +156,31 @@ class TrainingRun:
         on_progress: OnProgress,
         on_phase: OnPhase = lambda _phase: None,
     ) -> None:
-        """Add phase two's stages, the training loop among them, to ``pipeline``.
+        """Add phase two's stages, the training loop among them; none if nothing is left to do.
 
         ``on_phase`` is told when only held-out rows will be read, and when nothing will.
         """
         trainer, config = self._trainer, self.config
+        if trainer is None:
+            on_phase("end")
+            return
         batches = None
         if not trainer.done:
-            batches = prefetch(pipeline, source, self._order, trainer.state.position, config)
+            batches = prefetch(
+                pipeline, source, self._order, trainer.state.position, config, self._ranks
+            )
+
+        def measure() -> BlockAccuracy:
+            return self._measure(trainer.step, source, pipeline.check)
 
         def work() -> None:
             if batches is not None:
-                trainer.run(batches, self._progress(on_progress))
+                shown = on_progress if self._ranks.first else ignore
+                trainer.run(batches, self._progress(shown), measure)
                 batches.abort()
             on_phase("measure")
-            self._finish(source, pipeline.check)
+            noting = NotingSource(source)
+            self._finish(trainer, self._measure(trainer.step, noting, pipeline.check), noting)
             on_phase("end")
 
         pipeline.spawn("train", work)
@@ -156,7 +195,7 @@ class TrainingRun:
                 Progress(
                     phase="train",
                     done=state.step,
-                    total=self._trainer.num_steps,
+                    total=self._num_steps,
                     unit="steps",
                     figures=figures,
                 )
@@ -164,32 +203,34 @@ class TrainingRun:
 
         return on_step
 
-    def _finish(self, source: SegmentSource, check: Callable[[], None]) -> None:
-        """Measure on the held-out rows and export, once training is done."""
-        config = self.config
-        noting = NotingSource(source)
-        accuracy = measure_held_out(
-            self._trainer.step,
-            noting,
-            self._held_out_segments,
-            config.batch_size,
-            config.anchors,
-            check,
-        )
-        self._held_out_figures = {
-            "block_acceptance_length": round(accuracy.block_acceptance_length, 6),
-            "slot_accuracy": accuracy.slot_accuracy,
-        }
+    def _measure(
+        self, step: DrafterStep, source: SegmentSource, check: Callable[[], None]
+    ) -> BlockAccuracy:
+        """Accuracy on the held-out rows, shared out over the ranks by segment."""
+        ranks, config = self._ranks, self.config
+        mine = self._held_out_segments[ranks.rank :: ranks.size]
+        accuracy = measure_held_out(step, source, mine, config.batch_size, config.anchors, check)
+        ranks.sum_accuracy(accuracy)
+        return accuracy
+
+    def _finish(self, trainer: Trainer, accuracy: BlockAccuracy, noting: NotingSource) -> None:
+        """Note the figures of the held-out rows and export, once training is done."""
+        self.state = trainer.state
+        figures = (round(accuracy.block_acceptance_length, 6), accuracy.slot_accuracy)
+        self._held_out_figures = dict(zip(HELD_OUT, figures, strict=True))
+        contents = self._ranks.all(noting.contents)
         training = {
             **self._record,
-            "held_out_content": [asdict(each) for each in noting.contents],
-            "steps": self._trainer.state.step,
+            "held_out_content": [asdict(row) for rows in contents for row in rows],
+            "steps": trainer.state.step,
             **self._held_out_figures,
         }
-        export_drafter(self._trainer.step.drafter, config.out / EXPORT, training)
+        if self._ranks.first:
+            export_drafter(trainer.step.drafter, self.config.out / EXPORT, training)
 
     def report(self, statistics: Mapping[str, StageStatistics], wall_s: float) -> dict[str, Any]:
-        state = self._trainer.state
+        state = self.state
+        assert state is not None
         return {
             "steps": state.step,
             "tokens": state.num_tokens,
@@ -244,59 +285,13 @@ def _drafter_config(config: TrainConfig, spec: CacheSpec, parts: TargetParts) ->
     )
 
 
-# What may change between two starts of one run without changing its weights.
-_FREE = {
-    "cache", "out", "device", "init_from", "save_every", "keep", "log_every", "prefetch_readers",
-    "prefetch_depth",
-}  # fmt: skip
-
-
-def _resumable_settings(config: TrainConfig) -> dict[str, Any]:
-    settings = {name: value for name, value in asdict(config).items() if name not in _FREE}
-    return settings | starting_identity(config)
-
-
-def _identity(config: TrainConfig, spec: CacheSpec) -> dict[str, Any]:
-    return {"cache": spec.as_dict(), "settings": _resumable_settings(config)}
-
-
-def require_same_run(config: TrainConfig, spec: CacheSpec) -> None:
-    """``CacheMismatchError`` if ``config.out`` holds a run from another cache or other settings."""
-    path = config.out / RUN
-    if path.exists():
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise DataError(
-                f"{path} is damaged ({error}); start anew with another --out"
-            ) from error
-        _require_same_run(path, record, spec, _resumable_settings(config))
-
-
-def claim_run(config: TrainConfig, record: Mapping[str, Any]) -> None:
-    """Note what the run in ``config.out`` is made from."""
-    config.out.mkdir(parents=True, exist_ok=True)
-    if not (config.out / RUN).exists():
-        write_atomically(config.out / RUN, json.dumps(record, indent=1).encode())
-    write_atomically(config.out / "train.json", to_json(config).encode())
-
-
-def _require_same_run(
-    path: Path, record: Mapping[str, Any], spec: CacheSpec, settings: Mapping[str, Any]
-) -> None:
-    remedy = "Use what the run was started with, or another --out"
-    require_same_identity(
-        spec,
-        CacheSpec.from_dict(record["cache"]),
-        what=f"{path}: the run was started from another cache",
-        remedy=remedy,
-    )
-    found = record["settings"]
-    differing = [
-        f"{flag_of(name)} {value}, the run has {found.get(name)}"
-        for name, value in settings.items()
-        if value != found.get(name)
-    ]
-    if differing:
-        what = f"{path}: the run was started with other settings"
-        raise CacheMismatchError(f"{what}:\n  " + "\n  ".join(differing) + f"\n{remedy}")
+def _exported_figures(folder: Path, step: int) -> dict[str, Any]:
+    """The held-out figures of a whole export of the weights after ``step``; else empty."""
+    try:
+        training = load_training(folder)
+    except ValueError:  # cut or altered: it is written again
+        return {}
+    whole = all((folder / name).is_file() for name in (WEIGHTS, CONFIG))
+    if not whole or training.get("steps") != step:
+        return {}
+    return {name: training[name] for name in HELD_OUT}

@@ -11,11 +11,11 @@ import torch
 from dflash_cache.cache import Cache
 from dflash_cache.config import TrainConfig
 from dflash_cache.drafter.blocks import draw_anchors
-from dflash_cache.errors import TrainingError
 from dflash_cache.pipeline import Arrivals, Channel, Pipeline, ordered_map
 from dflash_cache.types import Array, DraftBatch, HiddenSegment, Int64Array
 
 from .order import Position, TrainingOrder, Window
+from .ranks import ALONE, Ranks
 
 
 class SegmentSource(Protocol):
@@ -38,11 +38,10 @@ class LiveSource:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingBatch:
-    """A micro-batch and where training stands after it."""
+    """A rank's micro-batch, and where training stands when it is the last of its step."""
 
-    batch: DraftBatch
-    position: Position
-    ends_epoch: bool
+    batch: DraftBatch | None  # None: extraction dropped the rows that would be here
+    position: Position | None  # None: more of the same step follow
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +61,22 @@ def prefetch(
     order: TrainingOrder,
     start: Position,
     config: TrainConfig,
+    ranks: Ranks = ALONE,
 ) -> Channel[TrainingBatch]:
     """Spawn the stages that read segments and pack batches, until the channel is aborted
     or the last epoch is over.
 
-    While one window of segments is trained on, the next is read.
+    While one window of segments is trained on, the next is read. Of each step's rows a rank
+    reads every ``ranks.size``-th: which ones is known from the plan alone.
     """
+    step_rows = config.batch_size * config.grad_accum
+
     batches: Channel[TrainingBatch] = pipeline.channel("batches", config.prefetch_depth)
     epochs = None if config.steps else config.epochs
     segments = ordered_map(
         pipeline,
         "prefetch",
-        lambda item: (item[0], source.read(item[1])),
+        lambda item: (item[0], source.read(item[1], _own_rows(item[0], step_rows, ranks))),
         lambda: (
             (window, index) for window in order.windows(start, epochs) for index in window.segments
         ),
@@ -83,37 +86,47 @@ def prefetch(
 
     def pack_all() -> None:
         with closing(segments):
-            for epoch, group, position, ends_epoch in _groups(segments, config.batch_size):
-                batch = pack(group, config.anchors, (config.seed, epoch))
-                batches.put(TrainingBatch(batch=batch, position=position, ends_epoch=ends_epoch))
+            for epoch, group, position in _groups(segments, config.batch_size, step_rows):
+                batch = pack(group, config.anchors, (config.seed, epoch)) if group else None
+                batches.put(TrainingBatch(batch=batch, position=position))
 
     pipeline.spawn("pack", pack_all, into=[batches])
     return batches
 
 
-def _groups(
-    segments: Iterable[tuple[Window, HiddenSegment]], batch_size: int
-) -> Iterator[tuple[int, list[_Sequence], Position, bool]]:
-    """Full batches across window borders; what is left at the end of an epoch is a batch too.
+def _own_rows(window: Window, step_rows: int, ranks: Ranks) -> Int64Array | None:
+    """What this rank trains on; None where that is all."""
+    if ranks.size == 1:
+        return None
+    numbers = np.arange(window.first_row, window.first_row + len(window.row_ids))
+    own: Int64Array = window.row_ids[numbers % step_rows % ranks.size == ranks.rank]
+    return own
 
-    A full batch waits for the row after it, so that the last of an epoch is known as such.
+
+def _groups(
+    segments: Iterable[tuple[Window, HiddenSegment]], batch_size: int, step_rows: int
+) -> Iterator[tuple[int, list[_Sequence], Position | None]]:
+    """Each step's rows in micro-batches, across window borders; the last of a step has a position.
+
+    A step is ``step_rows`` planned rows, or what is left of the epoch. So its borders are the
+    same on every rank, whatever rows extraction dropped (the ledger says why).
     """
     group: list[_Sequence] = []
-    position = Position()
     for window, present in _whole_windows(segments):
-        for number, row in enumerate(window.row_ids.tolist(), start=1):
-            if row not in present:  # extraction dropped it; the ledger says why
-                continue
-            if len(group) == batch_size:
-                yield window.epoch, group, position, False
+        end = window.first_row + len(window.row_ids)
+        for row, behind in zip(
+            window.row_ids.tolist(), range(window.first_row + 1, end + 1), strict=True
+        ):
+            if row in present:
+                if len(group) == batch_size:
+                    yield window.epoch, group, None
+                    group = []
+                group.append(present[row])
+            ends_epoch = window.last and behind == end
+            if ends_epoch or behind % step_rows == 0:
+                epoch = window.epoch + ends_epoch
+                yield window.epoch, group, Position(epoch=epoch, row=0 if ends_epoch else behind)
                 group = []
-            group.append(present[row])
-            position = Position(epoch=window.epoch, row=window.first_row + number)
-        if window.last:
-            if not group:
-                raise TrainingError("extraction dropped every row of this epoch; see the ledger")
-            yield window.epoch, group, Position(epoch=window.epoch + 1), True
-            group = []
         present.clear()  # or this window would stay in memory while the next is gathered
 
 

@@ -18,17 +18,19 @@ from dflash_cache.errors import TrainingError
 from dflash_cache.types import DraftBatch
 
 from .features import features_of
+from .ranks import ALONE, Ranks
 from .schedule import learning_rate_factor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult:
-    """What one optimizer step saw."""
+    """What one optimizer step saw, over all ranks."""
 
     loss: float
     grad_norm: float
     lr: float
     block_acceptance_length: float
+    slot_accuracy: list[float]
     num_tokens: int
     num_blocks: int
 
@@ -57,8 +59,10 @@ class DrafterStep:
         head: torch.Tensor,
         config: TrainConfig,
         num_steps: int,
+        ranks: Ranks = ALONE,
     ) -> None:
         """``embedding`` and ``head``: [vocabulary, H]; ``num_steps`` shapes the schedule."""
+        self.ranks = ranks
         self.device = torch.device(config.device)
         self.drafter = drafter.to(self.device)
         compute = torch.bfloat16 if self.device.type == "cuda" else torch.float32
@@ -77,9 +81,9 @@ class DrafterStep:
     def step(self, batches: Iterable[DraftBatch]) -> StepResult | None:
         """One optimizer step over micro-batches; None, and no step, if none has a supervised slot.
 
-        The loss is one weighted mean over all slots of all micro-batches: gradients of the sums
-        are divided by the total weight at the end. ``TrainingError`` if loss or gradients are not
-        finite; the weights are then as before.
+        The loss is one weighted mean over all slots of all micro-batches of all ranks: gradients
+        of the sums are added up and divided by the total weight at the end. ``TrainingError`` if
+        loss or gradients are not finite; the weights are then as before.
         """
         sums = _Sums(BlockAccuracy.zero(self.drafter.config.block_size))
         for batch in batches:
@@ -91,19 +95,29 @@ class DrafterStep:
                 sums.loss += float(loss.weighted_sum.detach())
                 sums.weight += float(loss.weight_sum)
                 sums.accuracy.add(loss.correct, supervised)
+        self._add_up(sums)
         if sums.weight == 0:
             return None
         return self._finish(sums)
 
+    def _add_up(self, sums: "_Sums") -> None:
+        """Let ``sums`` be those of all ranks; the rows stay this rank's."""
+        totals = torch.tensor([sums.loss, sums.weight, sums.tokens], dtype=torch.float64)
+        self.ranks.sum(totals)
+        sums.loss, sums.weight, sums.tokens = float(totals[0]), float(totals[1]), int(totals[2])
+        self.ranks.sum_accuracy(sums.accuracy)
+
     def _finish(self, sums: "_Sums") -> StepResult:
+        self.ranks.sum_gradients(self.drafter.parameters())
         for parameter in self.drafter.parameters():
             if parameter.grad is not None:
                 parameter.grad /= sums.weight
         norm = float(nn.utils.clip_grad_norm_(self.drafter.parameters(), self._clip_norm))
         if not (math.isfinite(sums.loss) and math.isfinite(norm)):
+            rows = [row for each in self.ranks.all(sums.rows) for row in each]
             raise TrainingError(
                 f"loss {sums.loss / sums.weight} and gradient norm {norm} on rows "
-                f"{list(sums.rows)}; lower --lr, or look at these rows"
+                f"{rows}; lower --lr, or look at these rows"
             )
         lr = self.optimizer.param_groups[0]["lr"]
         self.optimizer.step()
@@ -114,6 +128,7 @@ class DrafterStep:
             grad_norm=norm,
             lr=lr,
             block_acceptance_length=sums.accuracy.block_acceptance_length,
+            slot_accuracy=sums.accuracy.slot_accuracy,
             num_tokens=sums.tokens,
             num_blocks=sums.accuracy.blocks,
         )

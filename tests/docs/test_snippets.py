@@ -94,6 +94,10 @@ def test_python_blocks_run(
 def test_command_lines_are_ones_the_program_takes(page: Path) -> None:
     for place, line in command_lines(page):
         program, *arguments = shlex.split(line, comments=True)
+        if program == "torchrun":
+            module = arguments.index("-m")
+            assert arguments[module + 1] == "dflash_cache.cli", f"{place}: {line}"
+            program, arguments = "dflash-cache", arguments[module + 2 :]
         if program != "dflash-cache" or arguments in (["--help"], ["--version"]):
             continue
         name, *flags = arguments

@@ -100,24 +100,27 @@ def test_killed_at_30_moments_and_resumed_equals_uninterrupted(overlap, untroubl
     kill_and_resume(untroubled, tmp_path, 30, overlap=overlap, seed=2)
 
 
-def interrupt_and_resume(untroubled, folder, moments: int, seed: int) -> None:
+def interrupt_and_resume(untroubled, folder, moments: int, *, overlap: bool, seed: int) -> None:
     reference, _, whole_s = untroubled
     rng = random.Random(seed)
+    mode = ["--overlap"] if overlap else []
     for number in [signal.SIGINT, signal.SIGTERM] * (moments // 2):
-        words = command(folder, "--overlap", "--writers", "1", "--readers", "1")
+        words = command(folder, *mode, "--writers", "1", "--readers", "1")
         code, stderr, stop_s = stop_after(rng.uniform(0.4, 0.9) * whole_s, number, words)
         assert code in (0, 128 + number, -number), stderr
         assert stop_s < STOP_S, f"stopping took {stop_s:.1f} s"
         if code == 128 + number:
             assert "the same command continues" in stderr
-    finish(folder, "--overlap")
+    finish(folder, *mode)
     assert_equal_to(reference, folder)
 
 
-def test_interrupted_and_resumed_equals_uninterrupted(untroubled, tmp_path):
-    interrupt_and_resume(untroubled, tmp_path, 4, seed=3)
+@pytest.mark.parametrize(("overlap", "moments"), [(False, 2), (True, 4)])
+def test_interrupted_and_resumed_equals_uninterrupted(overlap, moments, untroubled, tmp_path):
+    interrupt_and_resume(untroubled, tmp_path, moments, overlap=overlap, seed=3)
 
 
 @pytest.mark.torture
-def test_interrupted_at_20_moments_and_resumed_equals_uninterrupted(untroubled, tmp_path):
-    interrupt_and_resume(untroubled, tmp_path, 20, seed=4)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_interrupted_at_20_moments_and_resumed_equals_uninterrupted(overlap, untroubled, tmp_path):
+    interrupt_and_resume(untroubled, tmp_path, 20, overlap=overlap, seed=4)

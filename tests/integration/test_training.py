@@ -9,7 +9,7 @@ import torch
 from dflash_cache.cache import Cache
 from dflash_cache.config import BothConfig
 from dflash_cache.data import plan_batches
-from dflash_cache.errors import CacheIncompleteError, CacheMismatchError
+from dflash_cache.errors import CacheIncompleteError, CacheMismatchError, ConfigError
 from dflash_cache.pipeline import Pipeline
 from dflash_cache.runs.both import both
 from dflash_cache.runs.extract import extract
@@ -17,7 +17,13 @@ from dflash_cache.runs.extraction import load_captures
 from dflash_cache.runs.preparation import prepare
 from dflash_cache.runs.train import TrainingRun, train
 from dflash_cache.types import HiddenSegment
-from tests.support.runs import assert_same_training, extract_config, metrics, train_config
+from tests.support.runs import (
+    assert_same_training,
+    extract_config,
+    final_weights,
+    metrics,
+    train_config,
+)
 
 
 @pytest.fixture(scope="module")
@@ -106,15 +112,91 @@ def test_a_run_that_failed_and_was_resumed_equals_an_uninterrupted_one(
     assert_same_training(config.out, torn.out)
 
 
+def test_forty_steps_equal_twenty_a_kill_and_twenty(cache_folder, tmp_path):
+    config = replace(
+        train_config(cache_folder), out=tmp_path / "whole", steps=40, warmup=0.5, save_every=20
+    )
+    train(config)
+    torn = replace(config, out=tmp_path / "torn")
+
+    def fail(progress):
+        if progress.done == 21:
+            raise OSError("the machine was unplugged")
+
+    with pytest.raises(OSError, match="unplugged"):
+        train(torn, fail)
+    train(torn)
+    assert_same_training(config.out, torn.out)  # losses and learning rates among the figures
+
+
+def test_a_run_resumes_from_the_checkpoint_before_a_torn_one(cache_folder, tmp_path):
+    config = replace(train_config(cache_folder), out=tmp_path / "whole", save_every=5)
+    train(config)
+    torn = replace(config, out=tmp_path / "torn")
+
+    def fail(progress):
+        if progress.done == 11:
+            raise OSError("the machine was unplugged")
+
+    with pytest.raises(OSError, match="unplugged"):
+        train(torn, fail)
+    weights = torn.out / "checkpoints/step-00000010/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+    first = []
+    with pytest.warns(UserWarning, match="step-00000010 is damaged or incomplete"):
+        train(torn, lambda progress: first.append(progress.done))
+    assert first[0] == 6
+    assert_same_training(config.out, torn.out)
+
+
+def contents(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.name != "lock"}
+
+
 def test_a_finished_run_is_left_as_it_is(cache_folder, tmp_path):
     config = replace(train_config(cache_folder), out=tmp_path / "run", epochs=1)
     first = train(config)
-    steps = []
-    again = train(config, lambda progress: steps.append(progress.done))
-    assert steps == []
+    before = contents(config.out)
+    again = train(config, lambda progress: pytest.fail("a step was made"))
+    assert contents(config.out) == before
+    assert again["stages"] == {}
     assert {k: v for k, v in first.items() if k not in ("wall_s", "stages")} == {
         k: v for k, v in again.items() if k not in ("wall_s", "stages")
     }
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "training.json"])
+def test_what_is_missing_of_a_finished_run_is_made_again(name, cache_folder, tmp_path):
+    config = replace(train_config(cache_folder), out=tmp_path / "run", epochs=1)
+    first = train(config)
+    path = config.out / "export" / name
+    content = path.read_bytes()
+    path.unlink()
+    again = train(config)
+    assert path.read_bytes() == content
+    assert again["block_acceptance_length"] == first["block_acceptance_length"]
+
+
+def test_measurements_and_keeping_the_best_change_no_weights(cache_folder, tmp_path):
+    config = replace(train_config(cache_folder), out=tmp_path / "plain", epochs=1)
+    train(config)
+    measured = replace(
+        config, out=tmp_path / "measured", measure_every=3, save_every=4, keep=1, keep_best=True
+    )
+    train(measured)
+    weights, others = final_weights(config.out), final_weights(measured.out)
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
+    name = "held_out_block_acceptance_length"
+    assert [line["step"] for line in metrics(measured.out) if name in line] == [3, 4, 6, 8, 9, 12]
+
+
+@pytest.mark.parametrize("more", [{"measure_every": 5}, {"keep_best": True}])
+def test_what_would_wait_for_the_whole_extraction_is_refused_with_overlap(more, tmp_path):
+    config = BothConfig(
+        extract=extract_config(tmp_path), train=train_config(tmp_path, **more), overlap=True
+    )
+    with pytest.raises(ConfigError, match="nothing would overlap"):
+        both(config)
 
 
 def test_another_setting_is_refused_by_name_in_a_started_run(cache_folder, tmp_path):

@@ -6,7 +6,7 @@ from dflash_cache.config import TrainConfig
 from dflash_cache.drafter.attention import plan_tiles
 from dflash_cache.drafter.config import FULL, SLIDING, DrafterConfig
 from dflash_cache.drafter.model import DFlashDrafter
-from dflash_cache.train import DrafterStep
+from dflash_cache.train import ALONE, DrafterStep, Ranks
 from dflash_cache.types import DraftBatch
 
 VOCAB, HIDDEN, LAYERS = 64, 32, 3
@@ -80,9 +80,22 @@ def train_config(tmp_path, **changes) -> TrainConfig:
     return TrainConfig(**settings | changes)
 
 
-def drafter_step(tmp_path, config: DrafterConfig, num_steps: int = 10, **changes) -> DrafterStep:
+def drafter_step(
+    tmp_path, config: DrafterConfig, num_steps: int = 10, ranks: Ranks = ALONE, **changes
+) -> DrafterStep:
     settings = train_config(tmp_path, **changes)
-    return DrafterStep(drafter(config), *embedding_and_head(), settings, num_steps)
+    return DrafterStep(drafter(config), *embedding_and_head(), settings, num_steps, ranks)
+
+
+def uneven_sequences() -> list[DraftBatch]:
+    """Four rows with few and with many supervised tokens, all anchors used."""
+    batches = []
+    for seed, supervised in enumerate((2, 100, 3, 25)):
+        anchors = list(range(104 - supervised, 103))
+        batch = draft_batch([104], [anchors], seed=seed)
+        batch.loss_mask[: 104 - supervised] = False
+        batches.append(batch)
+    return batches
 
 
 def block_outputs(

@@ -47,10 +47,11 @@ def final_weights(run: Path) -> dict[str, torch.Tensor]:
 
 
 def metrics(run: Path) -> list[dict[str, float]]:
-    """The logged figures, without those that are times."""
+    """The logged figures, without those that are times or sizes of memory."""
     lines = (run / "metrics.jsonl").read_text().splitlines()
+    measured = {"tokens_per_s", "waiting_share", "memory_bytes"}
     return [
-        {name: value for name, value in json.loads(line).items() if name != "tokens_per_s"}
+        {name: value for name, value in json.loads(line).items() if name not in measured}
         for line in lines
     ]
 

@@ -1,11 +1,11 @@
-"""What a reader sees of an evaluation."""
+"""Reports in a reader's words."""
 
 import io
 
 import pytest
 from rich.console import Console
 
-from dflash_cache.cli.reports import evaluate_tables
+from dflash_cache.cli.reports import evaluate_tables, train_tables
 
 
 def figures(length, **more):
@@ -26,9 +26,15 @@ SHARED = {
 }
 
 
-def shown(report):
+TRAINED = {
+    "steps": 9, "tokens": 90, "loss_first": 2.0, "loss_last": 1.0, "block_acceptance_length": 1.5,
+    "slot_accuracy": [0.5], "wall_s": 0.2, "stages": {}, "export": "run/export",
+}  # fmt: skip
+
+
+def shown(report, tables=evaluate_tables):
     file = io.StringIO()
-    for table in evaluate_tables(report):
+    for table in tables(report):
         Console(width=200, file=file).print(table)
     return file.getvalue()
 
@@ -67,3 +73,9 @@ def test_sampling_shows_the_temperature_and_no_share():
     text = shown(sampled | SHARED | {"temperature": 0.7})
     assert "temperature 0.7" in text
     assert "lossless" not in text
+
+
+def test_a_finished_run_says_that_nothing_was_left_to_do():
+    assert "nothing was left to do" in shown(TRAINED, train_tables)
+    busy = {"train": {"busy_s": 0.1, "starved_s": 0.0, "blocked_s": 0.0}}
+    assert "0.2 s" in shown(TRAINED | {"stages": busy}, train_tables)

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from dflash_cache.config import TrainConfig
-from dflash_cache.errors import CacheCorruptError, TrainingError
+from dflash_cache.errors import CacheCorruptError
 from dflash_cache.pipeline import Pipeline
-from dflash_cache.train import Position, TrainingOrder, prefetch
+from dflash_cache.train import ALONE, Position, Ranks, TrainingOrder, prefetch
 from dflash_cache.types import HiddenSegment, SegmentPlan
 
 SIZES = (3, 1, 4, 2, 5)
@@ -22,7 +22,9 @@ class MemorySource:
         self.plan, self.absent, self.dtype = plan, set(absent), dtype
 
     def read(self, index, row_ids=None):
-        rows = [row for row in self.plan[index].row_ids.tolist() if row not in self.absent]
+        planned = self.plan[index].row_ids
+        wanted = planned if row_ids is None else planned[np.isin(planned, row_ids)]
+        rows = [row for row in wanted.tolist() if row not in self.absent]
         lengths = [2 + row % 3 for row in rows]
         owners = np.repeat(np.array(rows, np.int64), lengths)
         states = np.broadcast_to(owners[:, None, None], (len(owners), 2, 4))
@@ -44,13 +46,13 @@ def plan():
     ]
 
 
-def take(count, source, tmp_path, *, start=None, **settings):
+def take(count, source, tmp_path, *, start=None, ranks=ALONE, **settings):
     settings = {"anchors": 2, "batch_size": 4, "shuffle_segments": 2} | settings
     config = TrainConfig(cache=tmp_path, out=tmp_path / "run", **settings)
     window = config.shuffle_segments
     order = TrainingOrder(plan(), np.zeros(0, np.int64), seed=3, window_segments=window)
     with Pipeline("test") as pipeline:
-        batches = prefetch(pipeline, source, order, start or Position(), config)
+        batches = prefetch(pipeline, source, order, start or Position(), config, ranks)
         pipeline.start()
         taken = list(islice(batches, count))
         batches.abort()
@@ -70,7 +72,8 @@ def test_order_does_not_depend_on_threads(readers, depth, tmp_path):
 def test_an_epoch_has_full_batches_and_one_rest_and_every_row_once(tmp_path):
     taken = take(8, MemorySource(plan()), tmp_path)
     assert [item.batch.num_sequences for item in taken] == [4, 4, 4, 3] * 2
-    assert [item.ends_epoch for item in taken] == [False, False, False, True] * 2
+    assert [item.position.row for item in taken] == [4, 8, 12, 0] * 2
+    assert [item.position.epoch for item in taken] == [0, 0, 0, 1, 1, 1, 1, 2]
     for epoch in (taken[:4], taken[4:]):
         assert sorted(row for item in epoch for row in item.batch.row_ids) == list(range(15))
 
@@ -98,15 +101,59 @@ def test_starting_after_any_batch_gives_the_batches_that_follow(absent, tmp_path
         assert all(a.batch.anchors.equal(b.batch.anchors) for a, b in pairs)
 
 
-def test_dropped_rows_are_left_out_and_the_epoch_still_ends(tmp_path):
-    taken = take(6, MemorySource(plan(), range(0, 15, 2)), tmp_path)
-    assert [item.batch.num_sequences for item in taken] == [4, 3] * 3
-    assert [item.ends_epoch for item in taken] == [False, True] * 3
+def test_dropped_rows_are_left_out_and_steps_and_epochs_end_where_they_would(tmp_path):
+    whole = take(8, MemorySource(plan()), tmp_path)
+    taken = take(8, MemorySource(plan(), range(0, 15, 2)), tmp_path)
+    assert [item.position for item in taken] == [item.position for item in whole]
+    odd = [tuple(r for r in item.batch.row_ids if r % 2) for item in whole]
+    assert [item.batch.row_ids for item in taken] == odd
 
 
-def test_an_epoch_without_any_row_is_an_error_and_no_endless_loop(tmp_path):
-    with pytest.raises(TrainingError, match="dropped every row"):
-        take(1, MemorySource(plan(), range(15)), tmp_path)
+def test_a_step_whose_rows_were_all_dropped_is_an_empty_one(tmp_path):
+    (first, *_) = take(1, MemorySource(plan()), tmp_path)
+    (item,) = take(1, MemorySource(plan(), first.batch.row_ids), tmp_path)
+    assert item.batch is None
+    assert item.position == first.position
+
+
+def rows_by_step(taken):
+    steps = [[]]
+    for item in taken:
+        steps[-1].extend(item.batch.row_ids if item.batch else ())
+        if item.position:
+            steps.append([])
+    return steps[:-1]
+
+
+@pytest.mark.parametrize("absent", [(), (0, 5, 9)])
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_ranks_share_out_the_rows_of_each_step_and_agree_where_it_ends(size, absent, tmp_path):
+    settings = {"batch_size": 2, "grad_accum": 3}  # steps of 6, 6 and 3 rows
+    source = MemorySource(plan(), absent)
+    whole = take(6, source, tmp_path, **settings | {"batch_size": 6, "grad_accum": 1})
+    shares = []
+    for rank in range(size):
+        taken = take(24, source, tmp_path, ranks=Ranks(rank, size), **settings)
+        ends = [item.position for item in taken if item.position]
+        assert ends[:6] == [item.position for item in whole][: len(ends)]
+        shares.append(rows_by_step(taken)[:6])
+    for number, item in enumerate(whole):
+        rows = sorted(row for share in shares for row in share[number])
+        assert rows == sorted(item.batch.row_ids)
+
+
+def test_a_rank_reads_only_its_own_rows(tmp_path):
+    asked = []
+
+    class Watched(MemorySource):
+        def read(self, index, row_ids=None):
+            asked.append(set(row_ids.tolist()))
+            return super().read(index, row_ids)
+
+    taken = take(4, Watched(plan()), tmp_path, ranks=Ranks(1, 2))
+    trained = {row for item in taken for row in item.batch.row_ids}
+    assert trained <= set().union(*asked)
+    assert all(len(rows) <= 4 for rows in asked)  # of up to 7 in a window
 
 
 def test_a_segment_that_cannot_be_read_ends_training_with_its_error(tmp_path):

@@ -4,15 +4,20 @@ import pytest
 import torch
 
 from dflash_cache.errors import TrainingError
-from dflash_cache.train.checkpoint import CheckpointStore, TrainingState
+from dflash_cache.train.checkpoint import CheckpointStore, TrainingState, load_checkpoint
 from dflash_cache.train.order import Position
 
 
-def save(store, step):
+def newest(store):
+    folder, state = store.newest()
+    return state, *load_checkpoint(folder)
+
+
+def save(store, step, score=None):
     state = TrainingState(
         step=step, position=Position(epoch=1, row=step), num_tokens=9, loss_first=2.0, loss_last=1.0
     )
-    store.save(state, {"w": torch.full((3,), float(step))}, {"lr": step / 10})
+    store.save(state, {"w": torch.full((3,), float(step))}, {"lr": step / 10}, score)
     return state
 
 
@@ -20,7 +25,7 @@ def test_the_newest_checkpoint_comes_back_as_it_was(tmp_path):
     store = CheckpointStore(tmp_path / "checkpoints", keep=3)
     save(store, 9)
     state = save(store, 10)
-    found, weights, optimizer = store.latest()
+    found, weights, optimizer = newest(store)
     assert found == state
     assert weights["w"].tolist() == [10.0] * 3
     assert optimizer == {"lr": 1.0}
@@ -49,7 +54,7 @@ def test_a_torn_checkpoint_is_skipped_with_a_warning(name, damage, tmp_path):
         content[len(content) // 2] ^= 1
         path.write_bytes(content)
     with pytest.warns(UserWarning, match="step-00000002 is damaged or incomplete"):
-        found, weights, _ = store.latest()
+        found, weights, _ = newest(store)
     assert found == older
     assert weights["w"].tolist() == [1.0] * 3
 
@@ -59,14 +64,15 @@ def test_a_torn_checkpoint_is_replaced_when_its_step_comes_again(tmp_path):
     save(store, 1)
     (tmp_path / "step-00000001" / "optimizer.pt").unlink()
     save(store, 1)
-    assert store.latest() is not None
+    assert store.newest() is not None
 
 
 def test_what_a_crash_left_half_written_is_cleared_and_never_read(tmp_path):
     (tmp_path / ".writing-step-00000007").mkdir()
     store = CheckpointStore(tmp_path, keep=2)
-    assert store.latest() is None
-    assert list(tmp_path.iterdir()) == []
+    assert store.newest() is None
+    save(store, 8)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000008"]
 
 
 def test_torn_checkpoints_of_later_steps_do_not_push_out_whole_ones(tmp_path):
@@ -76,7 +82,7 @@ def test_torn_checkpoints_of_later_steps_do_not_push_out_whole_ones(tmp_path):
     (tmp_path / "step-00000400" / "optimizer.pt").unlink()
     save(store, 201)
     with pytest.warns(UserWarning, match="step-00000400"):
-        found, _, _ = store.latest()
+        _, found = store.newest()
     assert found.step == 201
 
 
@@ -88,7 +94,7 @@ def test_when_all_checkpoints_are_torn_nothing_starts_over(tmp_path):
         pytest.warns(UserWarning, match="damaged"),
         pytest.raises(TrainingError, match="another --out"),
     ):
-        store.latest()
+        store.newest()
 
 
 def test_folders_of_other_names_are_no_checkpoints(tmp_path):
@@ -97,5 +103,22 @@ def test_folders_of_other_names_are_no_checkpoints(tmp_path):
     (tmp_path / "step-best").mkdir()
     (tmp_path / "step-00000001.bak").mkdir()
     save(store, 2)
-    assert store.latest()[0].step == 2
+    assert store.newest()[1].step == 2
     assert (tmp_path / "step-best").exists()
+
+
+def test_the_best_checkpoint_is_kept_beside_the_newest(tmp_path):
+    store = CheckpointStore(tmp_path, keep=2, keep_best=True)
+    for step, score in ((1, 1.5), (2, 3.0), (3, None), (4, 2.0), (5, 2.5)):
+        save(store, step, score)
+    names = ["step-00000002", "step-00000004", "step-00000005"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    save(store, 6, 3.5)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000005", "step-00000006"]
+
+
+def test_without_keep_best_a_score_keeps_nothing(tmp_path):
+    store = CheckpointStore(tmp_path, keep=1)
+    save(store, 1, 3.0)
+    save(store, 2, 1.0)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]

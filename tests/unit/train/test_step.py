@@ -7,18 +7,7 @@ import pytest
 import torch
 
 from dflash_cache.errors import TrainingError
-from tests.support.drafters import draft_batch, drafter_config, drafter_step
-
-
-def sequences():
-    """Rows with few and with many supervised tokens, all anchors used."""
-    batches = []
-    for seed, supervised in enumerate((2, 40, 3, 25)):
-        anchors = list(range(44 - supervised, 43))
-        batch = draft_batch([44], [anchors], seed=seed)
-        batch.loss_mask[: 44 - supervised] = False
-        batches.append(batch)
-    return batches
+from tests.support.drafters import draft_batch, drafter_config, drafter_step, uneven_sequences
 
 
 def packed(batches):
@@ -39,9 +28,20 @@ def test_four_micro_batches_of_one_equal_one_of_four(tmp_path):
     config = drafter_config()
     together, apart = drafter_step(tmp_path, config), drafter_step(tmp_path, config)
     for _ in range(3):
-        one, four = together.step([packed(sequences())]), apart.step(sequences())
+        one, four = together.step([packed(uneven_sequences())]), apart.step(uneven_sequences())
         assert one.loss == pytest.approx(four.loss, rel=1e-5)
         assert one.num_blocks == four.num_blocks
+    pairs = zip(together.drafter.parameters(), apart.drafter.parameters(), strict=True)
+    assert max(float((a - b).detach().abs().max()) for a, b in pairs) <= 1e-5
+
+
+def test_a_fifth_row_left_over_at_accumulation_four_counts_in_full(tmp_path):
+    config = drafter_config()
+    apart, together = drafter_step(tmp_path, config), drafter_step(tmp_path, config)
+    rest = draft_batch([30], [list(range(29))], seed=9)
+    for step, first in ((apart, uneven_sequences()), (together, [packed(uneven_sequences())])):
+        step.step(first)
+        assert step.step([rest]).num_blocks == 29
     pairs = zip(together.drafter.parameters(), apart.drafter.parameters(), strict=True)
     assert max(float((a - b).detach().abs().max()) for a, b in pairs) <= 1e-5
 
@@ -49,7 +49,7 @@ def test_four_micro_batches_of_one_equal_one_of_four(tmp_path):
 def test_the_loss_is_one_weighted_mean_and_starts_near_the_logarithm_of_the_vocabulary(tmp_path):
     step = drafter_step(tmp_path, drafter_config())
     step._head = step._head * 1e-3
-    result = step.step(sequences())
+    result = step.step(uneven_sequences())
     assert result.loss == pytest.approx(math.log(64), rel=1e-2)
 
 
@@ -69,8 +69,8 @@ def test_a_step_without_a_supervised_slot_changes_nothing(tmp_path):
 def test_an_empty_micro_batch_beside_a_full_one_does_not_matter(tmp_path):
     config = drafter_config()
     alone, beside = drafter_step(tmp_path, config), drafter_step(tmp_path, config)
-    first = alone.step(sequences())
-    second = beside.step([*sequences(), draft_batch([5], [[]])])
+    first = alone.step(uneven_sequences())
+    second = beside.step([*uneven_sequences(), draft_batch([5], [[]])])
     assert first.loss == second.loss
     assert first.grad_norm == second.grad_norm
 
@@ -85,5 +85,5 @@ def test_a_loss_that_is_not_finite_names_the_rows(tmp_path):
 
 def test_training_lowers_the_loss(tmp_path):
     step = drafter_step(tmp_path, drafter_config(), num_steps=30, lr=3e-3)
-    losses = [step.step(sequences()).loss for _ in range(30)]
+    losses = [step.step(uneven_sequences()).loss for _ in range(30)]
     assert losses[-1] < 0.5 * losses[0]
