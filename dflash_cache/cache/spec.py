@@ -13,8 +13,8 @@ from dflash_cache.types import DtypeName
 FORMAT_VERSION = 1
 QUANTIZED = "fp8"
 LAYER_CONVENTION = "output of 0-based decoder layer, before the final norm"
-# Where something was read from may change; what it holds may not.
-_NOT_COMPARED = {"target", "revision", "dataset"}
+# Where something was read from may change, what it holds may not; the rest follows from others.
+_NOT_COMPARED = {"target", "revision", "dataset", "num_rows", "num_segments"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -285,6 +285,6 @@ def test_the_arrow_type_of_the_lists_does_not_show_in_the_cache(shared, tmp_path
         data = save_rows(tmp_path / f"{name}-rows", rows)
         extract(config(shared, tmp_path / name, data=data, segment_tokens=300))
         caches.append(content(tmp_path / name))
-        fingerprints.add(Cache.open(tmp_path / name).spec.dataset_fingerprint)
+        fingerprints.add(Cache.open(tmp_path / name).spec.parts[0].dataset_fingerprint)
     assert caches[0] == caches[1] == caches[2]
     assert len(fingerprints) == 1
