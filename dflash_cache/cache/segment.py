@@ -5,8 +5,8 @@ Axes: T tokens, K context layers, H hidden size.
 
 import math
 import uuid
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -209,18 +209,12 @@ def read_segment(
     hidden = np.empty((num_tokens, *_shape(spec)), spec.stored_dtype) if into is None else into
     hidden = hidden[:num_tokens]
     scales = _read_scales(storage, record, spec) if spec.quantized else None
-    held = rows  # what is lost if the shard as a whole is damaged
-    try:
-        with open_shard(storage, record, spec) as shard:
-            for piece in pieces(hidden, runs, record.chunk_tokens):
-                payloads = shard.load(piece.first_chunk, piece.targets)
-                for number, target in enumerate(piece.targets):
-                    held = rows[_in_chunk(offsets, record, piece.first_chunk + number)]
-                    shard.decode(piece.first_chunk + number, payloads[number], target)
-                piece.finish()
-    except CacheCorruptError as error:
-        what = f"it holds states of rows {shown_rows(held)} (segment {record.index})"
-        raise CacheCorruptError(f"{error}; {what}") from error
+    with open_shard(storage, record, spec, rows) as shard:
+        for piece in pieces(hidden, runs, record.chunk_tokens):
+            for chunk in shard.load(piece.first_chunk, piece.targets):
+                with _naming(rows[_in_chunk(offsets, record, chunk.number)], record):
+                    shard.decode(chunk)
+            piece.finish()
     return HiddenSegment(
         index=record.index,
         row_ids=rows[wanted],
@@ -270,12 +264,24 @@ def _shape(spec: CacheSpec) -> tuple[int, int]:
 
 
 def open_shard(
-    storage: Storage, record: SegmentRecord, spec: CacheSpec
+    storage: Storage, record: SegmentRecord, spec: CacheSpec, rows: Int64Array
 ) -> AbstractContextManager[ShardReader]:
+    """``rows`` are lost, and named, if the shard as a whole is damaged."""
     if not record.num_tokens:  # no shard: its reader is never used
         return nullcontext()  # type: ignore[return-value]
     name = f"{segment_folder(record.index)}/{SHARD_KEY}"
-    return ShardReader(storage, name, record.shard, record.chunk_crcs, chunk_codec(spec.codec))
+    with _naming(rows, record):
+        return ShardReader(storage, name, record.shard, record.chunk_crcs, chunk_codec(spec.codec))
+
+
+@contextmanager
+def _naming(rows: Int64Array, record: SegmentRecord) -> Iterator[None]:
+    """Let an error of damage name the rows whose states are lost."""
+    try:
+        yield
+    except CacheCorruptError as error:
+        what = f"it holds states of rows {shown_rows(rows)} (segment {record.index})"
+        raise CacheCorruptError(f"{error}; {what}") from error
 
 
 def shown_rows(rows: Int64Array, most: int = 12) -> str:

@@ -70,10 +70,12 @@ class ShardWriter:
                 views[0] = views[0][written:]
 
 
-class Payload(NamedTuple):
-    """An inner chunk as stored."""
+class LoadedChunk(NamedTuple):
+    """An inner chunk as stored, and where its values go."""
 
-    data: Array  # [bytes] uint8
+    number: int
+    target: Array
+    payload: Array  # [bytes] uint8; the target's own memory where nothing is compressed
     checksum: bytearray
 
 
@@ -108,34 +110,30 @@ class ShardReader:
     def __exit__(self, *error: object) -> None:
         self._file.close()
 
-    def load(self, first: int, targets: Sequence[Array]) -> list[Payload]:
+    def load(self, first: int, targets: Sequence[Array]) -> list[LoadedChunk]:
         """Read the inner chunks from number ``first`` on, one for each of ``targets``, at once.
 
-        Uncompressed bytes land in the targets themselves; ``decode`` makes the rest of them.
+        A target is contiguous and a whole chunk; it holds the values after ``decode``.
         """
-        sizes = self._index[first : first + len(targets), 1].tolist()
-        payloads = [
-            Payload(self._codec.landing(target, size - CHECKSUM_BYTES), bytearray(CHECKSUM_BYTES))
-            for target, size in zip(targets, sizes, strict=True)
-        ]
-        buffers = [
-            view for each in payloads for view in (each.data.data, memoryview(each.checksum))
-        ]
+        loaded, buffers = [], []
+        for number, target in enumerate(targets, start=first):
+            payload = self._codec.landing(target, int(self._index[number, 1]) - CHECKSUM_BYTES)
+            chunk = LoadedChunk(number, target, payload, bytearray(CHECKSUM_BYTES))
+            loaded.append(chunk)
+            buffers += [payload.data, memoryview(chunk.checksum)]
         self._file.read_into(buffers, int(self._index[first, 0]))
-        return payloads
+        return loaded
 
-    def decode(self, chunk: int, payload: Payload, values: Array) -> None:
-        """Check a loaded inner chunk and write it to ``values`` (contiguous, a whole chunk)."""
-        where = f"{self._place}, chunk {chunk}"
-        crc = self._chunk_crcs[chunk]
-        self._codec.decode(payload.data, bytes(payload.checksum), crc, values, where)
+    def decode(self, chunk: LoadedChunk) -> None:
+        """Check a loaded inner chunk and write it to its target."""
+        crc, where = self._chunk_crcs[chunk.number], f"{self._place}, chunk {chunk.number}"
+        self._codec.decode(chunk.payload, bytes(chunk.checksum), crc, chunk.target, where)
 
-    def check(self, chunk: int) -> None:
-        """``CacheCorruptError`` unless inner chunk number ``chunk`` is as it was written."""
-        (payload,) = self.load(chunk, [np.empty(0, np.uint8)])
-        where = f"{self._place}, chunk {chunk}"
-        crc = self._chunk_crcs[chunk]
-        self._codec.check(payload.data, bytes(payload.checksum), crc, where)
+    def check(self, number: int) -> None:
+        """``CacheCorruptError`` unless an inner chunk is as it was written."""
+        (chunk,) = self.load(number, [np.empty(0, np.uint8)])
+        crc, where = self._chunk_crcs[number], f"{self._place}, chunk {number}"
+        self._codec.check(chunk.payload, bytes(chunk.checksum), crc, where)
 
     def _read_index(self, size: int, index_digest: str) -> Array:
         if self._file.size != size:

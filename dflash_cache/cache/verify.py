@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from dflash_cache.errors import CacheCorruptError
 from dflash_cache.types import Int64Array
 
@@ -132,7 +134,8 @@ class _Walk:
         if not record.num_tokens:
             return
         try:
-            with open_shard(self._storage, record, self._cache.spec) as shard:
+            rows = self._rows.get(index, np.zeros(0, np.int64))
+            with open_shard(self._storage, record, self._cache.spec, rows) as shard:
                 for chunk in range(len(record.chunk_crcs)):
                     try:
                         shard.check(chunk)

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from dflash_cache.errors import TrainingError
-from dflash_cache.train.checkpoint import CheckpointStore, TrainingState, load_checkpoint
+from dflash_cache.train.checkpoint import CheckpointStore, TrainingState, load_states
 from dflash_cache.train.order import Position
 
 
 def newest(store):
     folder, state = store.newest()
-    return state, *load_checkpoint(folder)
+    return state, *load_states(folder)
 
 
 def save(store, step, score=None):
