@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from itertools import takewhile
 from pathlib import Path
@@ -13,21 +13,19 @@ import numpy as np
 from dflash_cache.cache import (
     Cache,
     CacheSpec,
-    TargetParts,
     require_same_identity,
     write_atomically,
     writer_lock,
 )
 from dflash_cache.config import TrainConfig
-from dflash_cache.drafter.config import DrafterConfig
 from dflash_cache.drafter.export import export_drafter
-from dflash_cache.errors import CacheMismatchError, ConfigError, DataError
+from dflash_cache.errors import CacheMismatchError, DataError
 from dflash_cache.pipeline import Pipeline, StageStatistics
 from dflash_cache.settings import flag_of, to_json
-from dflash_cache.target import reserved_tokens
 from dflash_cache.train import (
     DrafterStep,
     SegmentSource,
+    SelectedStates,
     StepResult,
     Trainer,
     TrainingOrder,
@@ -36,12 +34,15 @@ from dflash_cache.train import (
     held_out_rows,
     measure_held_out,
     prefetch,
+    prepare_ahead,
 )
 
 from .devices import single_device
 from .held_out import NotingSource
 from .progress import OnProgress, Progress, ignore
-from .start import offered_mask_token, starting_drafter, starting_identity
+from .recipe import choose_columns, drafter_config
+from .start import starting_drafter, starting_identity
+from .waiting import TRAINING_STAGES, waiting
 
 EXPORT, RUN = "export", "run.json"
 
@@ -52,7 +53,7 @@ def train(config: TrainConfig, on_progress: OnProgress = ignore) -> dict[str, An
     """Train from a finished cache. An unfinished run in ``config.out`` is resumed.
 
     Returns the report: steps, tokens, loss_first, loss_last, block_acceptance_length,
-    slot_accuracy, wall_s, stages, export.
+    slot_accuracy, wall_s, waiting_share, slow_stage, stages, export.
     """
     began = time.perf_counter()
     cache = Cache.open(config.cache)
@@ -90,7 +91,8 @@ class TrainingRun:
         )
         require_same_run(config, cache.spec)
         parts = cache.target
-        self.drafter_config = _drafter_config(config, cache.spec, parts)
+        self._columns = choose_columns(config, cache.spec)
+        self.drafter_config = drafter_config(config, cache.spec, parts)
         embedding = as_tensor(parts.embedding)
         head = embedding if parts.head is None else as_tensor(parts.head)
         drafter = starting_drafter(config, self.drafter_config)
@@ -132,9 +134,13 @@ class TrainingRun:
         ``on_phase`` is told when only held-out rows will be read, and when nothing will.
         """
         trainer, config = self._trainer, self.config
+        if self._columns is not None:
+            source = SelectedStates(source, self._columns)
         batches = None
         if not trainer.done:
-            batches = prefetch(pipeline, source, self._order, trainer.state.position, config)
+            step = trainer.step
+            packed = prefetch(pipeline, source, self._order, trainer.state.position, config)
+            batches = prepare_ahead(pipeline, packed, step.prepare, step.device)
 
         def work() -> None:
             if batches is not None:
@@ -189,6 +195,7 @@ class TrainingRun:
         export_drafter(self._trainer.step.drafter, config.out / EXPORT, training)
 
     def report(self, statistics: Mapping[str, StageStatistics], wall_s: float) -> dict[str, Any]:
+        """``statistics`` are of all stages that ran, those of an extraction among them."""
         state = self._trainer.state
         return {
             "steps": state.step,
@@ -197,63 +204,28 @@ class TrainingRun:
             "loss_last": round(state.loss_last, 6),
             **self._held_out_figures,
             "wall_s": round(wall_s, 3),
-            "stages": {name: stage.as_dict() for name, stage in statistics.items()},
+            **waiting(statistics),
+            "stages": {
+                name: stage.as_dict()
+                for name, stage in statistics.items()
+                if name in TRAINING_STAGES
+            },
             "export": str(self.config.out / EXPORT),
         }
-
-
-def choose_mask_token(
-    config: TrainConfig, offered: int | None, vocab_size: int, reserved: Collection[int]
-) -> int:
-    """The mask token: named by the user, else offered by the target's tokenizer, else refused.
-
-    ``reserved`` are the ids of the target's own pad, begin and end tokens, which text may hold.
-    """
-    mask = offered if config.mask_token_id is None else config.mask_token_id
-    if mask is None:
-        raise ConfigError(
-            "the target's tokenizer has no mask token and its embedding no unused row; choose an "
-            f"id below {vocab_size} that the text does not use, with --mask-token-id"
-        )
-    if not 0 <= mask < vocab_size:
-        raise ConfigError(
-            f"--mask-token-id {mask}: the target's embedding has rows 0..{vocab_size - 1}"
-        )
-    if mask in reserved:
-        raise ConfigError(
-            f"--mask-token-id {mask}: it is the target's pad, begin or end token; choose an id "
-            "that the text does not use"
-        )
-    return mask
-
-
-def _drafter_config(config: TrainConfig, spec: CacheSpec, parts: TargetParts) -> DrafterConfig:
-    vocab_size = len(parts.embedding)
-    return DrafterConfig.for_target(
-        parts.config,
-        vocab_size=vocab_size,
-        num_layers=config.draft_layers,
-        block_size=config.block_size,
-        mask_token_id=choose_mask_token(
-            config,
-            offered_mask_token(config, parts.mask_token_id),
-            vocab_size,
-            reserved_tokens(parts.config),
-        ),
-        target_layer_ids=spec.target_layer_ids,
-    )
 
 
 # What may change between two starts of one run without changing its weights.
 _FREE = {
     "cache", "out", "device", "init_from", "save_every", "keep", "log_every", "prefetch_readers",
-    "prefetch_depth",
+    "prefetch_bytes", "checkpoint_activations",
 }  # fmt: skip
 
 
 def _resumable_settings(config: TrainConfig) -> dict[str, Any]:
-    settings = {name: value for name, value in asdict(config).items() if name not in _FREE}
-    return settings | starting_identity(config)
+    """As they are read back from JSON, which has no tuples."""
+    settings = json.loads(to_json(config))
+    kept = {name: value for name, value in settings.items() if name not in _FREE}
+    return kept | starting_identity(config)
 
 
 def _identity(config: TrainConfig, spec: CacheSpec) -> dict[str, Any]:

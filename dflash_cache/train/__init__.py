@@ -1,9 +1,18 @@
 """Phase two: order, prefetch, the optimizer step, checkpoints."""
 
-from .batches import LiveSource, SegmentSource, as_tensor, pack, prefetch, whole_segment
+from .batches import (
+    LiveSource,
+    SegmentSource,
+    as_tensor,
+    pack,
+    prefetch,
+    prepare_ahead,
+    whole_segment,
+)
 from .checkpoint import CHECKPOINTS, TrainingState, load_checkpoint
 from .held_out import measure_held_out
 from .order import Position, TrainingOrder, held_out_rows
+from .selection import SelectedStates
 from .step import DrafterStep, StepResult
 from .trainer import Trainer
 
@@ -13,6 +22,7 @@ __all__ = [
     "LiveSource",
     "Position",
     "SegmentSource",
+    "SelectedStates",
     "StepResult",
     "Trainer",
     "TrainingOrder",
@@ -23,5 +33,6 @@ __all__ = [
     "measure_held_out",
     "pack",
     "prefetch",
+    "prepare_ahead",
     "whole_segment",
 ]

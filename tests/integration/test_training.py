@@ -92,7 +92,7 @@ def test_a_run_that_failed_and_was_resumed_equals_an_uninterrupted_one(
         epochs=4,
     )  # fmt: skip
     train(config)
-    torn = replace(config, out=tmp_path / "torn", prefetch_readers=1, prefetch_depth=1)
+    torn = replace(config, out=tmp_path / "torn", prefetch_readers=1, prefetch_bytes=1)
 
     def fail(progress):
         if progress.done == stop_at:
