@@ -1,6 +1,6 @@
 """Settings of the recipe: layers, windows, the target's distribution as the goal."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ import torch
 
 from dflash_cache import demo
 from dflash_cache.cache import Cache
-from dflash_cache.config import BothConfig
+from dflash_cache.config import BothConfig, PlanConfig
 from dflash_cache.drafter.config import FULL, SLIDING, DrafterConfig
 from dflash_cache.errors import CacheMismatchError, ConfigError, DataError
 from dflash_cache.runs.both import both
@@ -56,7 +56,9 @@ def test_the_last_state_kept_is_the_heads_input_and_the_others_are_as_without_it
 
 
 def test_plan_sizes_the_layer_more(tmp_path):
-    few, more = (plan(small(tmp_path, keep_last=each)) for each in (False, True))
+    few, more = (
+        plan(PlanConfig(**asdict(small(tmp_path, keep_last=each)))) for each in (False, True)
+    )
     states = few["tokens"] * 256 * 4
     assert more["bytes_estimated"]["crc32c"] - few["bytes_estimated"]["crc32c"] == states
 
