@@ -67,7 +67,7 @@ def drafter_config(hidden: int) -> DrafterConfig:
 def make_step(config: DrafterConfig) -> DrafterStep:
     generator = torch.Generator().manual_seed(1)
     embedding, head = torch.randn(2, VOCABULARY, config.hidden_size, generator=generator) * 0.05
-    settings = TrainConfig(cache=Path("cache"), out=Path("run"), device="cpu")
+    settings = TrainConfig(cache="cache", out=Path("run"), device="cpu")
     return DrafterStep(DFlashDrafter.fresh(config, 0), embedding, head, settings, 1000)
 
 

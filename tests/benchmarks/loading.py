@@ -127,7 +127,7 @@ def main() -> None:
     torch.set_num_threads(1)  # another core is the readers'
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         folder = Path(name)
-        cache_folder = folder / "cache"
+        cache_folder = str(folder / "cache")
         extract(
             ExtractConfig(
                 data=demo.DATA, target=str(demo.TARGET), cache=cache_folder, devices=("cpu",),
