@@ -28,7 +28,14 @@ from dflash_cache.drafter.model import DFlashDrafter
 from dflash_cache.pipeline import Pipeline
 from dflash_cache.runs.extract import extract
 from dflash_cache.runs.train import TrainingRun
-from dflash_cache.train import DrafterStep, Position, TrainingOrder, as_tensor, prefetch
+from dflash_cache.train import (
+    DrafterStep,
+    Position,
+    TrainingOrder,
+    as_tensor,
+    prefetch,
+    prepare_ahead,
+)
 
 MASK = 4
 
@@ -63,7 +70,8 @@ def from_cache(cache: Cache, step: DrafterStep, config: TrainConfig, count: int)
     """``count`` batches as a run gets them."""
     order = TrainingOrder(cache.plan, np.zeros(0, np.int64), seed=0, window_segments=4)
     with Pipeline("loading") as pipeline:
-        batches = prefetch(pipeline, cache, order, Position(), config, step.prepare)
+        packed = prefetch(pipeline, cache, order, Position(), config)
+        batches = prepare_ahead(pipeline, packed, step.prepare, step.device)
         pipeline.start()
         yield from islice((item.batch for item in batches), count)
         batches.abort()
