@@ -11,6 +11,13 @@ from dflash_cache.runs.shown import shown_bytes, shown_time
 from .render import figures_table, stages_tables
 
 Report = Mapping[str, Any]
+REMEDIES = {
+    "prefetch": "A faster disk, more --prefetch-readers or another --codec would help",
+    "pack": "Fewer --anchors or a smaller --batch-size would help",
+    "target": "More --devices would help, or extraction before training",
+    "write": "A faster disk, more --writers or --codec crc32c would help",
+    "read": "More --readers would help",
+}
 
 
 def _rows_and_tokens(report: Report) -> dict[str, str]:
@@ -65,8 +72,11 @@ def train_tables(report: Report) -> list[Table]:
         "teacher-forced)",
         "accuracy by slot": " ".join(f"{share:.2f}" for share in report["slot_accuracy"]),
         "time": f"{report['wall_s']:.1f} s" if report["stages"] else "nothing was left to do",
+        "waiting for data": f"{report['waiting_share']:.1%} of the time",
         "drafter": escape(report["export"]),
     }
+    if slow := report["slow_stage"]:
+        rows["slow stage"] = f"{slow}: training waits for it. {REMEDIES.get(slow, '')}".strip()
     return [figures_table("Trained", rows), *stages_tables("training", report["stages"])]
 
 

@@ -8,6 +8,8 @@ from .errors import ConfigError
 from .settings import option, require_not_negative, require_positive
 from .sizes import ByteCount
 
+MOST_DRAFT_LAYERS = 8
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExtractConfig:
@@ -25,6 +27,9 @@ class ExtractConfig:
     devices: tuple[str, ...] = option((), help="Target devices, a worker each [all CUDA, or cpu].")
     target_layers: tuple[int, ...] = option(
         (), help="0-based decoder layers to keep [five, spread over the depth]."
+    )
+    keep_last: bool = option(
+        False, help="Keep the head's input too, for --loss kl: one more layer a token."
     )
     dtype: Literal["float32", "bfloat16"] | None = option(
         None,
@@ -94,7 +99,13 @@ class TrainConfig:
     init_from: Path | None = option(
         None, help="Drafter folder whose weights the run starts from [random weights]."
     )
-    draft_layers: int = option(5, help="Layers of the drafter.")
+    draft_layers: int = option(5, help="Layers of the drafter, 1 to 8.")
+    target_layers: tuple[int, ...] = option(
+        (), help="0-based decoder layers to train on, of those in the cache [all of them]."
+    )
+    sliding_window: int | None = option(
+        None, help="Tokens that all layers but the last look back [no limit]."
+    )
     block_size: int = option(16, help="Tokens of a draft block, the anchor included.")
     anchors: int = option(512, help="Blocks per sequence, drawn afresh each epoch.")
     batch_size: int = option(8, help="Sequences packed into a micro-batch.")
@@ -106,6 +117,10 @@ class TrainConfig:
         "cosine", help="Learning-rate schedule."
     )
     warmup: float = option(0.04, help="Warm-up, as a share of all steps.")
+    loss: Literal["cross-entropy", "kl"] = option(
+        "cross-entropy",
+        help="On the dataset's tokens, or towards the target's distribution (--keep-last).",
+    )
     weight_decay: float = option(0.0, help="AdamW's weight decay.")
     clip_norm: float = option(1.0, help="Largest gradient norm.")
     gamma: float | None = option(None, help="Decay of slot weights [by block size].")
@@ -114,6 +129,14 @@ class TrainConfig:
     )
     mask_token_id: int | None = option(
         None, help="Mask token [the tokenizer's own, else an unused row of the embedding]."
+    )
+    compute_dtype: Literal["float32", "bfloat16"] | None = option(
+        None,
+        help="What the drafter computes in; its weights are float32 [bfloat16 on CUDA, else "
+        "float32].",
+    )
+    checkpoint_activations: bool = option(
+        False, help="Compute each layer again in the backward pass: less memory, more time."
     )
     save_every: int = option(500, help="Steps between checkpoints.")
     keep: int = option(2, help="Newest checkpoints to keep.")
@@ -129,18 +152,27 @@ class TrainConfig:
     )
     shuffle_segments: int = option(8, help="Segments in memory whose rows are shuffled together.")
     prefetch_readers: int = option(2, help="Threads that read segments ahead.")
-    prefetch_depth: int = option(4, help="Batches ready ahead of training.")
+    prefetch_bytes: int = option(
+        4_000_000_000, help="Hidden states in batches ready ahead of training, at most [bytes]."
+    )
     seed: int = option(0, help="Seed of weights, order and anchors.")
 
     def __post_init__(self) -> None:
         require_positive(
             self, "draft_layers", "anchors", "batch_size", "grad_accum", "epochs", "steps", "lr",
             "save_every", "keep", "measure_every", "log_every", "shuffle_segments",
-            "prefetch_readers", "prefetch_depth", "clip_norm", "gamma",
+            "prefetch_readers", "prefetch_bytes", "clip_norm", "gamma", "sliding_window",
         )  # fmt: skip
         require_not_negative(self, "seed", "weight_decay")
         if self.out.absolute() == Path(self.cache).absolute():
             raise ConfigError(f"--out {self.out}: the cache is there; name another folder")
+        if self.draft_layers > MOST_DRAFT_LAYERS:
+            raise ConfigError(f"--draft-layers {self.draft_layers}: 1 to {MOST_DRAFT_LAYERS}")
+        if self.sliding_window and self.draft_layers < 2:
+            raise ConfigError(
+                f"--sliding-window {self.sliding_window}: all layers but the last get it; take at "
+                "least 2 --draft-layers"
+            )
         if self.block_size < 2:
             raise ConfigError(f"--block-size {self.block_size}: at least 2, an anchor and a token")
         if not 0 <= self.warmup < 1:

@@ -19,6 +19,6 @@ def estimate_bytes(spec: CacheSpec, num_tokens: int, num_segments: int) -> dict[
     raw = num_tokens * spec.token_bytes
     target = 2 * spec.vocab_size * spec.hidden_size * spec.item_bytes
     beside = target + num_segments * SEGMENT_BYTES
-    scaled = len(spec.target_layer_ids) * (spec.hidden_size + SCALE_BYTES)
+    scaled = spec.num_states * (spec.hidden_size + SCALE_BYTES)
     ratios = RATIOS[spec.dtype] | {QUANTIZED: scaled / spec.token_bytes}
     return {name: round(raw * ratios[name]) + beside for name in CODECS}

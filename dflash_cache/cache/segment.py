@@ -260,7 +260,7 @@ def _in_chunk(offsets: Int64Array, record: SegmentRecord, chunk: int) -> Array:
 
 
 def _shape(spec: CacheSpec) -> tuple[int, int]:
-    return len(spec.target_layer_ids), spec.hidden_size
+    return spec.num_states, spec.hidden_size
 
 
 def open_shard(

@@ -49,6 +49,7 @@ class CacheSpec(TargetIdentity):
     """Recorded in ``spec.json`` and compared by resume, train and evaluate."""
 
     target_layer_ids: tuple[int, ...]
+    keep_last: bool  # the state after the final norm too, as one more layer at the end
     num_target_layers: int
     hidden_size: int
     vocab_size: int
@@ -66,7 +67,12 @@ class CacheSpec(TargetIdentity):
     @property
     def token_bytes(self) -> int:
         """Hidden states of one token in ``dtype``, before any compression."""
-        return len(self.target_layer_ids) * self.hidden_size * self.item_bytes
+        return self.num_states * self.hidden_size * self.item_bytes
+
+    @property
+    def num_states(self) -> int:
+        """Hidden states of one token: the K axis."""
+        return len(self.target_layer_ids) + self.keep_last
 
     @property
     def quantized(self) -> bool:
@@ -87,7 +93,7 @@ class CacheSpec(TargetIdentity):
     @property
     def stored_token_bytes(self) -> int:
         """Hidden states of one token as they are stored, before any compression."""
-        return len(self.target_layer_ids) * self.hidden_size * self.stored_dtype.itemsize
+        return self.num_states * self.hidden_size * self.stored_dtype.itemsize
 
     @property
     def first_rows(self) -> list[int]:

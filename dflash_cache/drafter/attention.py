@@ -9,12 +9,35 @@ Axes: T context tokens, S blocks, B block size, Q = S * B block tokens, n query 
 g key-value heads, d head dimension.
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol, Self
 
 import torch
 from torch.nn import functional
 
 BLOCKS_PER_TILE = 16  # 16 to 32 measured alike; more wastes work inside the tile
+
+KeyValue = tuple[torch.Tensor, torch.Tensor]  # keys and values, each [T, g, d]
+# What a layer sees: (causal inside the block, window in tokens or None).
+Visibility = tuple[bool, int | None]
+
+
+class BlockAttention(Protocol):
+    """How the blocks of one batch attend; planned once a batch, used by every layer."""
+
+    def __call__(
+        self, query: torch.Tensor, context: KeyValue, block: KeyValue, sees: Visibility
+    ) -> torch.Tensor:
+        """Scaled dot-product attention of ``query`` [Q, n, d] to the context and the blocks.
+
+        ``context`` has T tokens, ``block`` the Q block tokens; returns [Q, n, d].
+        """
+        ...
+
+    def to(self, device: torch.device) -> Self: ...
+
+    def pin(self) -> Self: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +48,67 @@ class Tile:
     last_token: int
     first_block: int
     last_block: int
+
+
+@dataclass(frozen=True, slots=True)
+class TiledAttention:
+    """Tile by tile with a dense mask in each: the form for the CPU, and for short passes."""
+
+    tiles: list[Tile]
+    masks: Mapping[Visibility, list[torch.Tensor]]
+
+    @classmethod
+    def plan(
+        cls,
+        offsets: torch.Tensor,
+        anchors: torch.Tensor,
+        block_size: int,
+        visibilities: Iterable[Visibility],
+        blocks_per_tile: int = BLOCKS_PER_TILE,
+    ) -> Self:
+        """For ascending ``anchors`` [S] on sequences ``offsets`` [N + 1], both on the CPU."""
+        tiles = plan_tiles(offsets, anchors, blocks_per_tile)
+        return cls.of_tiles(tiles, anchors, block_size, visibilities)
+
+    @classmethod
+    def of_tiles(
+        cls,
+        tiles: list[Tile],
+        anchors: torch.Tensor,
+        block_size: int,
+        visibilities: Iterable[Visibility],
+    ) -> Self:
+        """For ``tiles`` that cover all blocks in order."""
+        masks = {
+            (causal, window): [
+                tile_mask(tile, anchors, block_size, causal=causal, window=window) for tile in tiles
+            ]
+            for causal, window in set(visibilities)
+        }
+        return cls(tiles, masks)
+
+    def __call__(
+        self, query: torch.Tensor, context: KeyValue, block: KeyValue, sees: Visibility
+    ) -> torch.Tensor:
+        return attend(query, context, block, self.tiles, self.masks[sees])
+
+    def to(self, device: torch.device) -> Self:
+        """With masks as the kernel takes them, 0 or -inf, so that no layer makes its own."""
+        masks = {
+            sees: [_additive(mask.to(device, non_blocking=True)) for mask in each]
+            for sees, each in self.masks.items()
+        }
+        return type(self)(self.tiles, masks)
+
+    def pin(self) -> Self:
+        pinned = {sees: [mask.pin_memory() for mask in each] for sees, each in self.masks.items()}
+        return type(self)(self.tiles, pinned)
+
+
+def _additive(mask: torch.Tensor) -> torch.Tensor:
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=torch.float32).masked_fill_(~mask, -torch.inf)
 
 
 def plan_tiles(
@@ -69,8 +153,8 @@ def tile_mask(
 
 def attend(
     query: torch.Tensor,
-    context: tuple[torch.Tensor, torch.Tensor],
-    block: tuple[torch.Tensor, torch.Tensor],
+    context: KeyValue,
+    block: KeyValue,
     tiles: list[Tile],
     masks: list[torch.Tensor],
 ) -> torch.Tensor:
@@ -94,15 +178,14 @@ def attend(
             torch.cat([c[columns], b[rows]]).transpose(0, 1)
             for c, b in zip(context, block, strict=True)
         )
-        # Query heads that share a key-value head become further rows: nothing is repeated.
+        # The groups are the batch, and the heads that share a key see it without a copy.
         heads = query[rows].view(-1, num_groups, num_heads // num_groups, head_dim)
-        grouped = heads.permute(1, 2, 0, 3).flatten(1, 2)
+        shared = (num_groups, num_heads // num_groups, -1, head_dim)
         output = functional.scaled_dot_product_attention(
-            grouped[None],
-            key[None],
-            value[None],
-            attn_mask=mask.repeat(num_heads // num_groups, 1),
-        )[0]
-        shape = (num_groups, num_heads // num_groups, -1, head_dim)
-        outputs.append(output.view(shape).permute(2, 0, 1, 3).flatten(1, 2))
+            heads.permute(1, 2, 0, 3),
+            key[:, None].expand(shared),
+            value[:, None].expand(shared),
+            attn_mask=mask,
+        )
+        outputs.append(output.permute(2, 0, 1, 3).flatten(1, 2))
     return torch.cat(outputs)

@@ -1,6 +1,7 @@
 """Anchors and the blocks that stand on them: which tokens a drafter learns to predict where."""
 
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,20 @@ class Blocks:
     positions: torch.Tensor  # [S, B] int64, position in the block's own sequence
     labels: torch.Tensor  # [S, B] int64, 0 where not supervised
     supervised: torch.Tensor  # [S, B] bool: slot 0 never, nothing past the sequence, loss mask set
+
+    def to(self, device: torch.device) -> Self:
+        return type(self)(
+            positions=self.positions.to(device, non_blocking=True),
+            labels=self.labels.to(device, non_blocking=True),
+            supervised=self.supervised.to(device, non_blocking=True),
+        )
+
+    def pin(self) -> Self:
+        return type(self)(
+            positions=self.positions.pin_memory(),
+            labels=self.labels.pin_memory(),
+            supervised=self.supervised.pin_memory(),
+        )
 
     @classmethod
     def build(

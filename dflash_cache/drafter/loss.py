@@ -28,7 +28,7 @@ def slot_weights(block_size: int, gamma: float | None = None) -> torch.Tensor:
 class SlotLoss:
     """Sums over the supervised slots of a batch; a mean is taken once an optimizer step."""
 
-    weighted_sum: torch.Tensor  # scalar: sum(w * cross-entropy), carries the gradient
+    weighted_sum: torch.Tensor  # scalar: sum(w * loss of the slot), carries the gradient
     weight_sum: torch.Tensor  # scalar: sum(w)
     correct: torch.Tensor  # [S, B] bool, no gradient
 
@@ -39,11 +39,16 @@ def slot_loss(
     labels: torch.Tensor,
     supervised: torch.Tensor,
     weights: torch.Tensor,
+    teacher: torch.Tensor | None = None,
 ) -> SlotLoss:
     """Weighted cross-entropy through the target's frozen ``head`` [vocabulary, H].
 
+    With ``teacher``, the target's own input to its head for each slot, it is instead the
+    divergence KL(target || drafter) of the two distributions.
+
     Args:
-        hidden: [S * B, H]; labels: [S, B] int64; supervised: [S, B] bool; weights: [B].
+        hidden: [S * B, H]; labels: [S, B] int64; supervised: [S, B] bool; weights: [B];
+            teacher: [S * B, H].
     """
     chosen = supervised.flatten().nonzero().squeeze(1)
     hidden, targets = hidden[chosen], labels.flatten()[chosen]
@@ -52,13 +57,13 @@ def slot_loss(
     num_chunks = max(1, math.ceil(len(chosen) / rows))
     total = hidden.new_zeros((), dtype=torch.float32)
     hits = []
-    for part, target, w in zip(
-        hidden.chunk(num_chunks), targets.chunk(num_chunks), weight.chunk(num_chunks), strict=True
-    ):
+    teachers = (None,) * num_chunks if teacher is None else teacher[chosen].chunk(num_chunks)
+    parts = (each.chunk(num_chunks) for each in (hidden, targets, weight))
+    for part, target, w, guide in zip(*parts, teachers, strict=True):
         if num_chunks == 1:
-            loss, hit = _chunk_loss(part, head, target, w)
+            loss, hit = _chunk_loss(part, head, target, w, guide)
         else:  # recompute a chunk's logits in the backward pass instead of keeping them
-            loss, hit = checkpoint(_chunk_loss, part, head, target, w, use_reentrant=False)
+            loss, hit = checkpoint(_chunk_loss, part, head, target, w, guide, use_reentrant=False)
         total = total + loss
         hits.append(hit)
     correct = torch.zeros_like(supervised).flatten().index_put((chosen,), torch.cat(hits))
@@ -68,10 +73,19 @@ def slot_loss(
 
 
 def _chunk_loss(
-    hidden: torch.Tensor, head: torch.Tensor, target: torch.Tensor, weight: torch.Tensor
+    hidden: torch.Tensor,
+    head: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor,
+    teacher: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     logits = functional.linear(hidden, head).float()
-    losses = functional.cross_entropy(logits, target, reduction="none")
+    if teacher is None:
+        losses = functional.cross_entropy(logits, target, reduction="none")
+    else:
+        wanted = functional.linear(teacher, head).float().log_softmax(-1)
+        found = logits.log_softmax(-1)
+        losses = functional.kl_div(found, wanted, reduction="none", log_target=True).sum(-1)
     return (losses * weight).sum(), logits.detach().argmax(-1) == target
 
 

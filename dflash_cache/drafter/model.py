@@ -9,6 +9,7 @@ from typing import cast
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3MLP,
     Qwen3RMSNorm,
@@ -16,10 +17,8 @@ from transformers.models.qwen3.modeling_qwen3 import (
     rotate_half,
 )
 
-from .attention import Tile, attend, tile_mask
+from .attention import BlockAttention, KeyValue, Visibility
 from .config import DrafterConfig
-
-KeyValue = tuple[torch.Tensor, torch.Tensor]  # keys (rotated) and values, each [T, g, d]
 
 
 class DrafterAttention(nn.Module):
@@ -46,12 +45,12 @@ class DrafterAttention(nn.Module):
         hidden: torch.Tensor,
         rope: KeyValue,
         context: KeyValue,
-        tiles: list[Tile],
-        masks: list[torch.Tensor],
+        attention: BlockAttention,
+        sees: Visibility,
     ) -> torch.Tensor:
         query = self.q_norm(self.q_proj(hidden).unflatten(-1, (-1, self.head_dim)))
         block = self.key_value(hidden, rope)
-        output = attend(rotate(query, rope), context, block, tiles, masks)
+        output = attention(rotate(query, rope), context, block, sees)
         return cast(torch.Tensor, self.o_proj(output.flatten(1)))
 
 
@@ -68,10 +67,11 @@ class DrafterLayer(nn.Module):
         hidden: torch.Tensor,
         rope: KeyValue,
         context: KeyValue,
-        tiles: list[Tile],
-        masks: list[torch.Tensor],
+        attention: BlockAttention,
+        sees: Visibility,
     ) -> torch.Tensor:
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rope, context, tiles, masks)
+        normed = self.input_layernorm(hidden)
+        hidden = hidden + self.self_attn(normed, rope, context, attention, sees)
         return hidden + cast(torch.Tensor, self.mlp(self.post_attention_layernorm(hidden)))
 
 
@@ -84,6 +84,8 @@ class DFlashDrafter(nn.Module):
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
         self.config = config
+        # Recompute each layer in the backward pass instead of keeping what is inside it.
+        self.checkpoint_activations = False
         num_features = len(config.target_layer_ids) * config.hidden_size
         self.fc = nn.Linear(num_features, config.hidden_size, bias=False)
         self.hidden_norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -100,6 +102,11 @@ class DFlashDrafter(nn.Module):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return cls(config)
+
+    @property
+    def visibilities(self) -> list[Visibility]:
+        """What each layer sees: for the plan of an attention."""
+        return [self.config.layer_visibility(layer) for layer in range(len(self.layers))]
 
     def context(self, features_TKH: torch.Tensor, positions: torch.Tensor) -> list[KeyValue]:
         """Each layer's keys and values of the context.
@@ -121,30 +128,26 @@ class DFlashDrafter(nn.Module):
         block_embeddings: torch.Tensor,
         positions: torch.Tensor,
         context: Sequence[KeyValue],
-        tiles: list[Tile],
-        anchors: torch.Tensor,
+        attention: BlockAttention,
     ) -> torch.Tensor:
         """Hidden states of all slots, ready for the target's head.
 
         Args:
             block_embeddings: [Q, H], the target's embedding of [anchor token, MASK, ...] a block.
             positions: [Q] int64, absolute in each block's own sequence.
-            context: of ``context``; tiles: of ``plan_tiles``; anchors: [S] context indices.
+            context: of ``context``; attention: planned for these blocks and ``visibilities``.
 
         Returns:
             [Q, H]
         """
         rope = self._rope(block_embeddings, positions)
-        masks: dict[tuple[bool, int | None], list[torch.Tensor]] = {}
         hidden = block_embeddings
-        for index, (layer, key_value) in enumerate(zip(self.layers, context, strict=True)):
-            sees = causal, window = self.config.layer_visibility(index)
-            if sees not in masks:
-                size = len(positions) // len(anchors)  # a last block may be short when decoding
-                masks[sees] = [
-                    tile_mask(tile, anchors, size, causal=causal, window=window) for tile in tiles
-                ]
-            hidden = layer(hidden, rope, key_value, tiles, masks[sees])
+        for layer, key_value, sees in zip(self.layers, context, self.visibilities, strict=True):
+            arguments = (hidden, rope, key_value, attention, sees)
+            if self.checkpoint_activations and torch.is_grad_enabled():
+                hidden = cast(torch.Tensor, checkpoint(layer, *arguments, use_reentrant=False))
+            else:
+                hidden = layer(*arguments)
         return cast(torch.Tensor, self.norm(hidden))
 
     def _rope(self, like: torch.Tensor, positions: torch.Tensor) -> KeyValue:

@@ -8,10 +8,10 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from .attention import Tile
+from .attention import KeyValue, Tile, TiledAttention
 from .choice import NO_DRAFTS, Drafts
 from .generation import Decoding
-from .model import DFlashDrafter, KeyValue
+from .model import DFlashDrafter
 
 
 class DrafterProposer:
@@ -72,15 +72,18 @@ class DrafterProposer:
         # An anchor has no states yet: its place is right after the last token of its context.
         ends = list(accumulate(starts))
         positions = torch.tensor(starts)[:, None] + torch.arange(size)
+        tiles = [
+            Tile(first_token=first, last_token=last, first_block=block, last_block=block + 1)
+            for block, (first, last) in enumerate(pairwise([0, *ends]))
+        ]
+        attention = TiledAttention.of_tiles(
+            tiles, torch.tensor(ends), size, self._drafter.visibilities
+        )
         hidden = self._drafter(
             self._embedding[tokens.flatten().to(device)],
             positions.flatten().to(device),
             _joined([context for _, context in members]),
-            [
-                Tile(first_token=first, last_token=last, first_block=block, last_block=block + 1)
-                for block, (first, last) in enumerate(pairwise([0, *ends]))
-            ],
-            torch.tensor(ends, device=device),
+            attention.to(device),
         )
         slots = hidden.view(len(members), size, -1)[:, 1:]
         return torch.nn.functional.linear(slots, self._head)

@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, Literal, TypeVar
 
 from .stage import wait_until
@@ -25,6 +25,9 @@ class Channel(Generic[T]):
     ``Cancelled`` and drops what is queued. A channel without producers stays open: filled with
     buffers at the start, it is a pool whose empty state is the backpressure; there ``get`` counts
     as ``blocked`` and not as ``starved``.
+
+    ``capacity`` counts items, or what ``size_of`` gives for each, such as bytes; an item larger
+    than all of it passes alone.
     """
 
     def __init__(
@@ -34,12 +37,15 @@ class Channel(Generic[T]):
         *,
         items: Iterable[T] = (),
         get_counts_as: Literal["starved", "blocked"] = "starved",
+        size_of: Callable[[T], int] = lambda item: 1,  # noqa: ARG005
     ) -> None:
         if capacity < 1:
             raise ValueError(f"channel {name!r}: capacity must be at least 1, got {capacity}")
         self.name = name
         self.capacity = capacity
         self._items = deque(items)
+        self._size_of = size_of
+        self._held = sum(map(size_of, self._items))
         self._get_counts_as = get_counts_as
         self._changed = threading.Condition()
         self._producers = 0
@@ -64,20 +70,23 @@ class Channel(Generic[T]):
         with self._changed:
             self._aborted = True
             self._items.clear()
+            self._held = 0
             self._changed.notify_all()
 
     def put(self, item: T) -> None:
         """Add ``item``, waiting for room; raises ``Cancelled`` after ``abort``."""
+        size = self._size_of(item)
         with self._changed:
             wait_until(
                 self._changed,
-                lambda: len(self._items) < self.capacity or self._aborted,
+                lambda: not self._items or self._held + size <= self.capacity or self._aborted,
                 kind="blocked",
             )
             if self._aborted:
                 raise Cancelled(self.name)
             assert not self._closed, f"channel {self.name!r}: put after the last producer left"
             self._items.append(item)
+            self._held += size
             self._changed.notify_all()
 
     def get(self) -> T:
@@ -93,6 +102,7 @@ class Channel(Generic[T]):
             if not self._items:
                 raise ChannelClosed(self.name)
             item = self._items.popleft()
+            self._held -= self._size_of(item)
             self._changed.notify_all()
             return item
 

@@ -49,8 +49,13 @@ class Pipeline:
         self._running: set[threading.Thread] = set()
         self._ended = threading.Condition()
 
-    def channel(self, name: str, capacity: int) -> Channel[T]:
-        return self._register(Channel(name, capacity))
+    def channel(
+        self,
+        name: str,
+        capacity: int,
+        size_of: Callable[[T], int] = lambda item: 1,  # noqa: ARG005
+    ) -> Channel[T]:
+        return self._register(Channel(name, capacity, size_of=size_of))
 
     def pool(self, name: str, items: Iterable[T]) -> Channel[T]:
         """A fixed set of buffers that circulates; waiting for one counts as ``blocked``."""

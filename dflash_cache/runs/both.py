@@ -20,12 +20,12 @@ from .plan import require_whole
 from .preparation import Preparation, open_matching, prepare
 from .progress import OnProgress, ignore
 from .prompts import num_prompt_tokens
+from .recipe import choose_columns, choose_mask_token
 from .record import require_same_run
 from .room import RollingRoom
 from .start import offered_mask_token, require_same_shape
-from .train import EXPORT, TrainingRun, choose_mask_token, train
-
-TRAINING_STAGES = {"prefetch", "pack", "train"}
+from .train import EXPORT, TrainingRun, train
+from .waiting import TRAINING_STAGES
 
 
 def both(config: BothConfig, on_progress: OnProgress = ignore) -> dict[str, Any]:
@@ -77,14 +77,13 @@ def _overlapped(
         pipeline.start()
     wall_s = time.perf_counter() - began
     statistics = pipeline.statistics
-    stages = {name: s for name, s in statistics.items() if name in TRAINING_STAGES}
-    others = {name: s for name, s in statistics.items() if name not in stages}
+    others = {name: s for name, s in statistics.items() if name not in TRAINING_STAGES}
     extract_s = extraction.wall_s if extraction else 0.0
     num_evicted = extraction.num_evicted if extraction else 0
     return {
         "extract": extract_report(preparation, cache, others, extract_s)
         | {"segments_evicted": num_evicted},
-        "train": run.report(stages, wall_s),
+        "train": run.report(statistics, wall_s),
     }
 
 
@@ -97,7 +96,7 @@ def _check_training(config: BothConfig, preparation: Preparation) -> None:
     if config.train.init_from is not None:
         expected = {
             "num_hidden_layers": config.train.draft_layers,
-            "target_layer_ids": preparation.spec.target_layer_ids,
+            "target_layer_ids": config.train.target_layers or preparation.spec.target_layer_ids,
             "num_target_layers": shape.num_layers,
             "hidden_size": shape.hidden_size,
         }
@@ -110,6 +109,7 @@ def _check_training(config: BothConfig, preparation: Preparation) -> None:
             "nothing would overlap; leave --overlap out, or them"
         )
     require_same_run(config.train, preparation.spec)
+    choose_columns(config.train, preparation.spec)
     held_out = _held_out(config, preparation)
     if config.evaluate:
         num_prompt_tokens(

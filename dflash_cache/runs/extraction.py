@@ -221,7 +221,7 @@ def load_captures(preparation: Preparation) -> dict[str, LayerCapture]:
             device=device,
             trust_remote_code=config.trust_remote_code,
         )
-        captures[device] = LayerCapture(target, spec.target_layer_ids)
+        captures[device] = LayerCapture(target, spec.target_layer_ids, keep_last=spec.keep_last)
     return captures
 
 

@@ -101,6 +101,7 @@ def _spec(config: ExtractConfig, shape: TargetShape, part: DatasetPart, device: 
     return CacheSpec(
         **asdict(identify_target(config.target, config.revision)),
         target_layer_ids=layer_ids,
+        keep_last=config.keep_last,
         num_target_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
         vocab_size=shape.vocab_size,

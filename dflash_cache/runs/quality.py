@@ -65,7 +65,7 @@ def quality(config: InspectConfig, cache: Cache) -> dict[str, Any]:
     if config.data:
         _require_dataset(config.data, cache)
     capture = _load_capture(config, cache)
-    sums = _Sums.zero(len(cache.spec.target_layer_ids))
+    sums = _Sums.zero(cache.spec.num_states)
     sample = _spread(len(rows), config.sample)
     for row, owner in zip(rows[sample].tolist(), owners[sample].tolist(), strict=True):
         segment = cache.read(owner, np.array([row], np.int64))
@@ -116,7 +116,7 @@ def _load_capture(config: InspectConfig, cache: Cache) -> LayerCapture:
         device=single_device(config.device),
         trust_remote_code=config.trust_remote_code,
     )
-    return LayerCapture(target, cache.spec.target_layer_ids)
+    return LayerCapture(target, cache.spec.target_layer_ids, keep_last=cache.spec.keep_last)
 
 
 def _spread(count: int, most: int) -> Int64Array:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,15 @@ RUN = "run.json"
 # What may change between two starts of one run without changing its weights.
 _FREE = {
     "cache", "out", "device", "init_from", "save_every", "keep", "keep_best", "measure_every",
-    "log_every", "tracker", "prefetch_readers", "prefetch_depth",
+    "log_every", "tracker", "prefetch_readers", "prefetch_bytes", "checkpoint_activations",
 }  # fmt: skip
 
 
 def _resumable_settings(config: TrainConfig) -> dict[str, Any]:
-    settings = {name: value for name, value in asdict(config).items() if name not in _FREE}
-    return settings | starting_identity(config)
+    """As they are read back from JSON, which has no tuples."""
+    settings = json.loads(to_json(config))
+    kept = {name: value for name, value in settings.items() if name not in _FREE}
+    return kept | starting_identity(config)
 
 
 def identity_of(config: TrainConfig, spec: CacheSpec) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """``train``: a cache becomes a drafter."""
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from itertools import takewhile
@@ -10,20 +10,18 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dflash_cache.cache import Cache, CacheSpec, TargetParts, writer_lock
+from dflash_cache.cache import Cache, writer_lock
 from dflash_cache.config import TrainConfig
-from dflash_cache.drafter.config import DrafterConfig
 from dflash_cache.drafter.export import CONFIG, WEIGHTS, export_drafter, load_training
 from dflash_cache.drafter.loss import BlockAccuracy
-from dflash_cache.errors import ConfigError
 from dflash_cache.pipeline import Pipeline, StageStatistics
-from dflash_cache.target import reserved_tokens
 from dflash_cache.train import (
     ALONE,
     CheckpointStore,
     DrafterStep,
     Ranks,
     SegmentSource,
+    SelectedStates,
     StepResult,
     Trainer,
     TrainingOrder,
@@ -33,6 +31,7 @@ from dflash_cache.train import (
     joined_ranks,
     measure_held_out,
     prefetch,
+    prepare_ahead,
     require_tracker,
     training_done,
 )
@@ -40,8 +39,10 @@ from dflash_cache.train import (
 from .devices import single_device, training_device
 from .held_out import NotingSource
 from .progress import OnProgress, Progress, ignore
+from .recipe import choose_columns, drafter_config
 from .record import claim_run, identity_of, require_same_run
-from .start import offered_mask_token, starting_drafter
+from .start import starting_drafter
+from .waiting import TRAINING_STAGES, waiting
 
 EXPORT = "export"
 HELD_OUT = ("block_acceptance_length", "slot_accuracy")
@@ -57,7 +58,7 @@ def train(config: TrainConfig, on_progress: OnProgress = ignore) -> dict[str, An
     Under torchrun every process calls this, and all get the same report; the first one writes.
 
     Returns the report: steps, tokens, loss_first, loss_last, block_acceptance_length,
-    slot_accuracy, wall_s, stages, export.
+    slot_accuracy, wall_s, waiting_share, slow_stage, stages, export.
     """
     began = time.perf_counter()
     config = replace(config, device=training_device(config.device))
@@ -98,6 +99,7 @@ class TrainingRun:
             epochs=config.epochs, batch_size=config.batch_size, grad_accum=config.grad_accum
         )
         require_tracker(config)
+        self._columns = choose_columns(config, cache.spec)
         store = CheckpointStore(config.out / "checkpoints", config.keep, keep_best=config.keep_best)
         found, self._held_out_figures = self._look_up(store)
         self.state = found[1] if found else None
@@ -120,8 +122,8 @@ class TrainingRun:
         config, parts = self.config, self._cache.target
         embedding = as_tensor(parts.embedding)
         head = embedding if parts.head is None else as_tensor(parts.head)
-        drafter_config = _drafter_config(config, self._cache.spec, parts)
-        drafter = starting_drafter(config, drafter_config)
+        shape = drafter_config(config, self._cache.spec, parts)
+        drafter = starting_drafter(config, shape)
         step = DrafterStep(drafter, embedding, head, config, self._num_steps, self._ranks)
         self._record = {
             **identity_of(config, self._cache.spec),
@@ -130,7 +132,7 @@ class TrainingRun:
             "target_architectures": parts.config.get("architectures") or [],
         }
         if self._ranks.first:  # last: settings that fail must not claim the folder
-            claim_run(config, self._record | {"drafter": drafter_config.to_json("float32")})
+            claim_run(config, self._record | {"drafter": shape.to_json("float32")})
         return Trainer(step, config, self._num_steps, store, found)
 
     def needs(self) -> Iterator[int]:
@@ -164,11 +166,13 @@ class TrainingRun:
         if trainer is None:
             on_phase("end")
             return
+        if self._columns is not None:
+            source = SelectedStates(source, self._columns)
         batches = None
         if not trainer.done:
-            batches = prefetch(
-                pipeline, source, self._order, trainer.state.position, config, self._ranks
-            )
+            step, position = trainer.step, trainer.state.position
+            packed = prefetch(pipeline, source, self._order, position, config, self._ranks)
+            batches = prepare_ahead(pipeline, packed, step.prepare, step.device)
 
         def measure() -> BlockAccuracy:
             return self._measure(trainer.step, source, pipeline.check)
@@ -229,6 +233,7 @@ class TrainingRun:
             export_drafter(trainer.step.drafter, self.config.out / EXPORT, training)
 
     def report(self, statistics: Mapping[str, StageStatistics], wall_s: float) -> dict[str, Any]:
+        """``statistics`` are of all stages that ran, those of an extraction among them."""
         state = self.state
         assert state is not None
         return {
@@ -238,51 +243,14 @@ class TrainingRun:
             "loss_last": round(state.loss_last, 6),
             **self._held_out_figures,
             "wall_s": round(wall_s, 3),
-            "stages": {name: stage.as_dict() for name, stage in statistics.items()},
+            **waiting(statistics),
+            "stages": {
+                name: stage.as_dict()
+                for name, stage in statistics.items()
+                if name in TRAINING_STAGES
+            },
             "export": str(self.config.out / EXPORT),
         }
-
-
-def choose_mask_token(
-    config: TrainConfig, offered: int | None, vocab_size: int, reserved: Collection[int]
-) -> int:
-    """The mask token: named by the user, else offered by the target's tokenizer, else refused.
-
-    ``reserved`` are the ids of the target's own pad, begin and end tokens, which text may hold.
-    """
-    mask = offered if config.mask_token_id is None else config.mask_token_id
-    if mask is None:
-        raise ConfigError(
-            "the target's tokenizer has no mask token and its embedding no unused row; choose an "
-            f"id below {vocab_size} that the text does not use, with --mask-token-id"
-        )
-    if not 0 <= mask < vocab_size:
-        raise ConfigError(
-            f"--mask-token-id {mask}: the target's embedding has rows 0..{vocab_size - 1}"
-        )
-    if mask in reserved:
-        raise ConfigError(
-            f"--mask-token-id {mask}: it is the target's pad, begin or end token; choose an id "
-            "that the text does not use"
-        )
-    return mask
-
-
-def _drafter_config(config: TrainConfig, spec: CacheSpec, parts: TargetParts) -> DrafterConfig:
-    vocab_size = len(parts.embedding)
-    return DrafterConfig.for_target(
-        parts.config,
-        vocab_size=vocab_size,
-        num_layers=config.draft_layers,
-        block_size=config.block_size,
-        mask_token_id=choose_mask_token(
-            config,
-            offered_mask_token(config, parts.mask_token_id),
-            vocab_size,
-            reserved_tokens(parts.config),
-        ),
-        target_layer_ids=spec.target_layer_ids,
-    )
 
 
 def _exported_figures(folder: Path, step: int) -> dict[str, Any]:

@@ -57,4 +57,5 @@ def _first_fault(states_TKH: torch.Tensor, layer_ids: Sequence[int]) -> str:
     if not len(faults):
         return ""
     layer, position = faults[0].tolist()
-    return f"layer {layer_ids[layer]}, position {position}"
+    name = f"layer {layer_ids[layer]}" if layer < len(layer_ids) else "the final norm"
+    return f"{name}, position {position}"

@@ -38,8 +38,12 @@ class LayerCapture:
     ``output_hidden_states`` is not used: its last entry is after the final norm.
     """
 
-    def __init__(self, target: Target, layer_ids: Sequence[int]) -> None:
+    def __init__(
+        self, target: Target, layer_ids: Sequence[int], *, keep_last: bool = False
+    ) -> None:
+        """``keep_last``: ``hidden_states`` ends with the head's input, after the final norm."""
         self.target = target
+        self._keep_last = keep_last
         self.layer_ids = tuple(layer_ids)
         self._handles = [
             layer.register_forward_hook(self._hook(index))
@@ -90,7 +94,7 @@ class LayerCapture:
         """States [T, K, H] of ``sequences`` (ids [length] each) end to end, on the target's device.
 
         Sequences are padded on the right, where a causal model cannot see, and need no mask; the
-        padding's states are left out.
+        padding's states are left out. With ``keep_last`` K is one more and no layer is left out.
         """
         lengths = [len(ids) for ids in sequences]
         longest = max(lengths)
@@ -99,9 +103,11 @@ class LayerCapture:
         padded = torch.stack(
             [torch.cat([ids, ids[-1:].expand(longest - len(ids))]) for ids in sequences]
         )
-        with self.recording(stop=True, check=check) as states:
-            self.target.decoder(input_ids=padded.to(self.target.device), use_cache=False)
-        layers = [states[index] for index in self.layer_ids]
+        last = []
+        with self.recording(stop=not self._keep_last, check=check) as states:
+            output = self.target.decoder(input_ids=padded.to(self.target.device), use_cache=False)
+            last = [output.last_hidden_state]
+        layers = [states[index] for index in self.layer_ids] + last
         return torch.cat(
             [
                 torch.stack([layer[row, :length] for layer in layers], dim=1)

@@ -24,7 +24,7 @@ class StagingBuffer:
     @classmethod
     def allocate(cls, spec: CacheSpec, num_tokens: int, *, pinned: bool) -> "StagingBuffer":
         """``pinned`` where a CUDA device copies into it."""
-        shape = (num_tokens, len(spec.target_layer_ids), spec.hidden_size)
+        shape = (num_tokens, spec.num_states, spec.hidden_size)
         dtype = getattr(torch, spec.logical_dtype)
         return cls(
             hidden_TKH=torch.empty(shape, dtype=dtype, pin_memory=pinned),

@@ -1,6 +1,14 @@
 """Phase two: order, prefetch, the optimizer step, checkpoints."""
 
-from .batches import LiveSource, SegmentSource, as_tensor, pack, prefetch, whole_segment
+from .batches import (
+    LiveSource,
+    SegmentSource,
+    as_tensor,
+    pack,
+    prefetch,
+    prepare_ahead,
+    whole_segment,
+)
 from .checkpoint import CHECKPOINTS, CheckpointStore, TrainingState, load_checkpoint
 from .held_out import measure_held_out
 from .order import Position, TrainingOrder, held_out_rows
@@ -14,6 +22,7 @@ from .ranks import (
     num_ranks,
     require_one_rank,
 )
+from .selection import SelectedStates
 from .step import DrafterStep, StepResult
 from .trackers import require_tracker
 from .trainer import Trainer, training_done
@@ -27,6 +36,7 @@ __all__ = [
     "Position",
     "Ranks",
     "SegmentSource",
+    "SelectedStates",
     "StepResult",
     "Trainer",
     "TrainingOrder",
@@ -42,6 +52,7 @@ __all__ = [
     "num_ranks",
     "pack",
     "prefetch",
+    "prepare_ahead",
     "require_one_rank",
     "require_tracker",
     "training_done",

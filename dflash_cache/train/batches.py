@@ -1,8 +1,8 @@
 """Training batches from segments: read ahead by threads, packed, in an order that never varies."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -15,6 +15,7 @@ from dflash_cache.pipeline import Arrivals, Channel, Pipeline, ordered_map
 from dflash_cache.types import Array, DraftBatch, HiddenSegment, Int64Array
 
 from .order import Position, TrainingOrder, Window
+from .prepared import PreparedBatch
 from .ranks import ALONE, Ranks
 
 
@@ -70,8 +71,11 @@ def prefetch(
     reads every ``ranks.size``-th: which ones is known from the plan alone.
     """
     step_rows = config.batch_size * config.grad_accum
-
-    batches: Channel[TrainingBatch] = pipeline.channel("batches", config.prefetch_depth)
+    batches: Channel[TrainingBatch] = pipeline.channel(
+        "batches",
+        config.prefetch_bytes,
+        lambda item: item.batch.hidden_TKH.nbytes if item.batch else 0,
+    )
     epochs = None if config.steps else config.epochs
     segments = ordered_map(
         pipeline,
@@ -92,6 +96,35 @@ def prefetch(
 
     pipeline.spawn("pack", pack_all, into=[batches])
     return batches
+
+
+def prepare_ahead(
+    pipeline: Pipeline,
+    batches: Channel[TrainingBatch],
+    prepare: Callable[[DraftBatch], PreparedBatch],
+    device: torch.device,
+) -> Channel[TrainingBatch]:
+    """Spawn the stage that makes each batch ready for ``device``, one ahead of its step.
+
+    For CUDA its hidden states are copied from pinned memory on a stream of their own, while the
+    step before computes.
+    """
+    ready: Channel[TrainingBatch] = pipeline.channel("ready", 1)
+    on_cuda = device.type == "cuda"
+
+    def work() -> None:
+        stream = torch.cuda.Stream(device) if on_cuda else None  # type: ignore[no-untyped-call]
+        try:
+            for item in batches:
+                batch = prepare(item.batch) if item.batch else None
+                if batch is not None and stream is not None:
+                    batch = batch.pin().sent(device, stream)
+                ready.put(replace(item, batch=batch))
+        finally:
+            batches.abort()  # when training is done, or the stages before would wait for room
+
+    pipeline.spawn("prepare", work, into=[ready])
+    return ready
 
 
 def _own_rows(window: Window, step_rows: int, ranks: Ranks) -> Int64Array | None:

@@ -10,14 +10,13 @@ import torch
 from torch import nn
 
 from dflash_cache.config import TrainConfig
-from dflash_cache.drafter.attention import plan_tiles
-from dflash_cache.drafter.blocks import Blocks
 from dflash_cache.drafter.loss import BlockAccuracy, SlotLoss, slot_loss, slot_weights
 from dflash_cache.drafter.model import DFlashDrafter
 from dflash_cache.errors import TrainingError
 from dflash_cache.types import DraftBatch
 
 from .features import features_of
+from .prepared import PreparedBatch, prepared
 from .ranks import ALONE, Ranks
 from .schedule import learning_rate_factor
 
@@ -49,7 +48,8 @@ class _Sums:
 class DrafterStep:
     """The drafter, the target's frozen embedding and head, and the optimizer.
 
-    Master weights and optimizer state are float32; on CUDA the forward runs in bfloat16.
+    Master weights and optimizer state are float32; on CUDA the forward runs in bfloat16, unless
+    ``config.compute_dtype`` says otherwise.
     """
 
     def __init__(
@@ -61,11 +61,18 @@ class DrafterStep:
         num_steps: int,
         ranks: Ranks = ALONE,
     ) -> None:
-        """``embedding`` and ``head``: [vocabulary, H]; ``num_steps`` shapes the schedule."""
+        """``embedding`` and ``head``: [vocabulary, H]; ``num_steps`` shapes the schedule.
+
+        A batch's K axis holds the drafter's features; with ``config.loss`` "kl", then the
+        target's input to its head.
+        """
         self.ranks = ranks
         self.device = torch.device(config.device)
         self.drafter = drafter.to(self.device)
-        compute = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        self.drafter.checkpoint_activations = config.checkpoint_activations
+        self._distils = config.loss == "kl"
+        named = config.compute_dtype or ("bfloat16" if self.device.type == "cuda" else "float32")
+        compute: torch.dtype = getattr(torch, named)
         self._embedding = embedding.to(self.device, compute)
         tied = head is embedding
         self._head = self._embedding if tied else head.to(self.device, compute)
@@ -133,36 +140,37 @@ class DrafterStep:
             num_blocks=sums.accuracy.blocks,
         )
 
+    def prepare(self, batch: DraftBatch) -> PreparedBatch:
+        """``batch`` with its blocks and their attention planned, on the CPU.
+
+        It may be called from any thread; ``forward`` does it for a batch that is not prepared.
+        """
+        drafter = self.drafter
+        return prepared(batch, drafter.config, drafter.visibilities, self.device)
+
     def forward(self, batch: DraftBatch) -> tuple[SlotLoss, torch.Tensor]:
         """The loss of ``batch`` and which slots count, bool [S, B]."""
-        block_size = self.drafter.config.block_size
-        blocks = Blocks.build(
-            input_ids=batch.input_ids,
-            loss_mask=batch.loss_mask,
-            offsets=batch.offsets,
-            anchors=batch.anchors,
-            block_size=block_size,
-        )
-        tokens = torch.full_like(blocks.positions, self.drafter.config.mask_token_id)
-        tokens[:, 0] = batch.input_ids[batch.anchors]
-        lengths = batch.offsets.diff()
-        starts = batch.offsets[:-1].repeat_interleave(lengths)
-        positions = torch.arange(batch.num_tokens) - starts
-        tiles = plan_tiles(batch.offsets, batch.anchors)
-        supervised = blocks.supervised.to(self.device)
+        here = self.prepare(batch).to(self.device)
+        blocks = here.blocks
         with self._compute_context():
-            features = features_of(batch, self.device, self._embedding.dtype)
-            context = self.drafter.context(features, positions.to(self.device))
+            states = features_of(here, self.device, self._embedding.dtype)
+            features = states[:, : len(self.drafter.config.target_layer_ids)]
             hidden = self.drafter(
-                self._embedding[tokens.flatten().to(self.device)],
-                blocks.positions.flatten().to(self.device),
-                context,
-                tiles,
-                batch.anchors.to(self.device),
+                self._embedding[here.block_tokens.flatten()],
+                blocks.positions.flatten(),
+                self.drafter.context(features, here.positions),
+                here.attention,
             )
-            labels = blocks.labels.to(self.device)
-            loss = slot_loss(hidden, self._head, labels, supervised, self._weights)
-        return loss, supervised
+            teacher = self._teacher(states[:, -1], here.anchors) if self._distils else None
+            slots = blocks.labels, blocks.supervised, self._weights
+            loss = slot_loss(hidden, self._head, *slots, teacher)
+        return loss, blocks.supervised
+
+    def _teacher(self, last_TH: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
+        """The target's state [S * B, H] from which it predicts each slot's token: one before it."""
+        slots = torch.arange(self.drafter.config.block_size, device=anchors.device)
+        token = anchors[:, None] + slots - 1
+        return last_TH[token.clamp(0, len(last_TH) - 1).flatten()]  # the rest is not supervised
 
     @torch.no_grad()
     def add_accuracy(self, batch: DraftBatch, accuracy: BlockAccuracy) -> None:
@@ -185,6 +193,6 @@ class DrafterStep:
         self._schedule.load_state_dict(state["schedule"])
 
     def _compute_context(self) -> AbstractContextManager[object]:
-        if self.device.type == "cuda":
-            return torch.autocast("cuda", torch.bfloat16)
+        if self._embedding.dtype == torch.bfloat16:
+            return torch.autocast(self.device.type, torch.bfloat16)
         return nullcontext()

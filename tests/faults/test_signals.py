@@ -24,7 +24,7 @@ def command(folder, *more: str) -> list[str]:
         "data": demo.DATA, "target": demo.TARGET, "cache": folder / "cache", "out": folder / "run",
         "limit": 60, "segment-tokens": 512, "batch-tokens": 512, "draft-layers": 1,
         "block-size": 4, "anchors": 4, "batch-size": 2, "epochs": 2, "holdout": 6,
-        "save-every": 5, "log-every": 1, "prefetch-depth": 1, "device": "cpu",
+        "save-every": 5, "log-every": 1, "prefetch-bytes": 1, "device": "cpu",
     }  # fmt: skip
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     return [sys.executable, "-m", "dflash_cache.cli", "both", *words, *more, "--json"]

@@ -23,7 +23,7 @@ def counting_sequence(start: int) -> _Sequence:
     """Hidden states are a fixed random code of the token, as an untrained target's would be."""
     ids = np.arange(start, start + NUM_TOKENS, dtype=np.int32)
     code = np.random.default_rng(0).standard_normal((VOCAB, LAYERS, HIDDEN), dtype=np.float32)
-    return _Sequence(start, code[ids], ids, np.ones(NUM_TOKENS, np.uint8))
+    return _Sequence(start, code[ids], ids, np.ones(NUM_TOKENS, np.uint8), None)
 
 
 def test_an_overfitted_drafter_reaches_the_full_block_on_counting_sequences(tmp_path):

@@ -35,7 +35,7 @@ FLAGS = {
 TRAINING = {
     "draft_layers": 1, "block_size": 4, "anchors": 2, "batch_size": 8, "epochs": EPOCHS,
     "holdout": 10, "log_every": 1, "save_every": 10, "shuffle_segments": 2, "mask_token_id": 7,
-    "prefetch_depth": 1,
+    "prefetch_bytes": 1,
 }  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dflash_cache.drafter.attention import plan_tiles, tile_mask
+from dflash_cache.drafter.attention import TiledAttention, plan_tiles, tile_mask
 from tests.support.drafters import (
     HIDDEN,
     KINDS,
@@ -93,9 +93,11 @@ def _drafted(model, batch, embeddings):
         if context is None:
             context = model.context(batch.hidden_TKH[:0], torch.tensor([], dtype=torch.int64))
         place = torch.tensor([anchor - start])
-        tiles = plan_tiles(torch.tensor([0, anchor - start + 1]), place)
+        attention = TiledAttention.plan(
+            torch.tensor([0, anchor - start + 1]), place, embeddings.shape[1], model.visibilities
+        )
         positions = place + torch.arange(embeddings.shape[1])
-        outputs.append(model(embeddings[index], positions, context, tiles, place))
+        outputs.append(model(embeddings[index], positions, context, attention))
     return torch.stack(outputs)
 
 

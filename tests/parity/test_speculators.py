@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from dflash_cache.drafter.attention import plan_tiles
+from dflash_cache.drafter.attention import TiledAttention
 from dflash_cache.drafter.config import SLIDING
 from dflash_cache.drafter.export import export_drafter, load_drafter
 from tests.support.drafters import HIDDEN, KINDS, VOCAB, drafter, drafter_config
@@ -80,8 +80,8 @@ def _save_block(folder: Path) -> None:
     embeddings = torch.randn(4, HIDDEN, generator=generator)
     anchor = torch.tensor([9])
     context = model.context(features, torch.arange(9))
-    tiles = plan_tiles(torch.tensor([0, 10]), anchor)
-    expected = model(embeddings, torch.arange(9, 13), context, tiles, anchor)
+    attention = TiledAttention.plan(torch.tensor([0, 10]), anchor, 4, model.visibilities)
+    expected = model(embeddings, torch.arange(9, 13), context, attention)
     block = {"features": features, "embeddings": embeddings, "expected": expected}
     torch.save(block, folder / "block.pt")
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from dflash_cache import demo
 from dflash_cache.config import EvaluateConfig
 from dflash_cache.data import TokenRows
-from dflash_cache.drafter.attention import plan_tiles
+from dflash_cache.drafter.attention import TiledAttention
 from dflash_cache.drafter.export import export_drafter, load_drafter
 from dflash_cache.drafter.generation import Limits, decode
 from dflash_cache.drafter.model import DFlashDrafter
@@ -73,8 +73,8 @@ def test_one_block_gives_the_same_hidden_states(kind, tmp_path):
             target_hidden=features.flatten(1)[None],
         )[0]
         context = ours.context(features, torch.arange(9))
-        tiles = plan_tiles(torch.tensor([0, 10]), anchor)
-        found = ours(block, torch.arange(9, 13), context, tiles, anchor)
+        attention = TiledAttention.plan(torch.tensor([0, 10]), anchor, 4, ours.visibilities)
+        found = ours(block, torch.arange(9, 13), context, attention)
     assert (found - expected).abs().max() <= 1e-5
 
 

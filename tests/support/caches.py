@@ -32,6 +32,7 @@ SPEC = CacheSpec(
     tokenizer_hash="-",
     chat_template_hash="-",
     target_layer_ids=(1, 4),
+    keep_last=False,
     num_target_layers=8,
     hidden_size=4,
     vocab_size=20,

@@ -3,7 +3,7 @@
 import torch
 
 from dflash_cache.config import TrainConfig
-from dflash_cache.drafter.attention import plan_tiles
+from dflash_cache.drafter.attention import TiledAttention
 from dflash_cache.drafter.config import FULL, SLIDING, DrafterConfig
 from dflash_cache.drafter.model import DFlashDrafter
 from dflash_cache.train import ALONE, DrafterStep, Ranks
@@ -110,7 +110,8 @@ def block_outputs(
         embeddings.flatten(0, 1),
         block_positions.flatten(),
         model.context(batch.hidden_TKH, positions),
-        plan_tiles(batch.offsets, batch.anchors, blocks_per_tile=3),
-        batch.anchors,
+        TiledAttention.plan(
+            batch.offsets, batch.anchors, size, model.visibilities, blocks_per_tile=3
+        ),
     )
     return output.view(len(batch.anchors), size, -1)

@@ -125,7 +125,7 @@ POSITIVE = [
             train,
             "draft_layers anchors batch_size grad_accum epochs steps lr clip_norm save_every keep",
         ),
-        (train, "log_every prefetch_readers prefetch_depth gamma"),
+        (train, "log_every prefetch_readers prefetch_bytes gamma"),
         (lambda **given: build(EvaluateConfig, EVALUATE, given), "prompts new_tokens batch_size"),
     )
     for name in names.split()

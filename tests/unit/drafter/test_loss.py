@@ -81,3 +81,19 @@ def test_accuracy_without_blocks_is_zero():
     accuracy = BlockAccuracy.zero(3)
     assert accuracy.block_acceptance_length == 0
     assert accuracy.slot_accuracy == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("elements", [1 << 26, 30])
+def test_with_a_teacher_it_is_the_divergence_from_the_teachers_distribution(elements, monkeypatch):
+    monkeypatch.setattr(loss, "CHUNK_ELEMENTS", elements)
+    hidden, head, labels, supervised = random_slots()
+    teacher = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(5))
+    found = slot_loss(hidden, head, labels, supervised, slot_weights(4), teacher)
+    wanted = (teacher @ head.T).softmax(-1)
+    divergence = (wanted * (wanted.log() - (hidden.detach() @ head.T).log_softmax(-1))).sum(-1)
+    weights = slot_weights(4) * supervised
+    assert float(found.weighted_sum.detach()) == pytest.approx(
+        float((divergence.view(6, 4) * weights).sum()), rel=1e-5
+    )
+    same = slot_loss(teacher, head, labels, supervised, slot_weights(4), teacher)
+    assert float(same.weighted_sum) == pytest.approx(0, abs=1e-5)

@@ -203,3 +203,17 @@ def test_an_item_that_was_taken_is_not_kept_alive():
     channel.get()
     del buffer
     assert gone.is_set()
+
+
+def test_a_capacity_in_bytes_bounds_what_is_held_and_lets_a_larger_item_pass_alone():
+    channel = Channel("c", 10, size_of=len)
+    channel.put(b"123456")
+    channel.put(b"1234")
+    with no_thread_left():
+        waiting = Call(lambda: channel.put(b"x" * 99))
+        until(lambda: num_waiting(channel) == 1)
+        channel.get()
+        assert waiting.running
+        channel.get()
+        waiting.result(release=channel.abort)
+    assert channel.get() == b"x" * 99

@@ -60,10 +60,12 @@ def take(count, source, tmp_path, *, start=None, ranks=ALONE, **settings):
 
 
 @pytest.mark.parametrize("readers", [1, 2, 4])
-@pytest.mark.parametrize("depth", [1, 6])
-def test_order_does_not_depend_on_threads(readers, depth, tmp_path):
+@pytest.mark.parametrize("ahead_bytes", [1, 900])
+def test_order_does_not_depend_on_threads(readers, ahead_bytes, tmp_path):
     expected = take(12, MemorySource(plan()), tmp_path)
-    found = take(12, MemorySource(plan()), tmp_path, prefetch_readers=readers, prefetch_depth=depth)
+    found = take(
+        12, MemorySource(plan()), tmp_path, prefetch_readers=readers, prefetch_bytes=ahead_bytes
+    )
     assert [item.batch.row_ids for item in found] == [item.batch.row_ids for item in expected]
     pairs = zip(found, expected, strict=True)
     assert all(a.batch.anchors.equal(b.batch.anchors) for a, b in pairs)

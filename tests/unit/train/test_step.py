@@ -87,3 +87,62 @@ def test_training_lowers_the_loss(tmp_path):
     step = drafter_step(tmp_path, drafter_config(), num_steps=30, lr=3e-3)
     losses = [step.step(uneven_sequences()).loss for _ in range(30)]
     assert losses[-1] < 0.5 * losses[0]
+
+
+def gradients(step, batches):
+    for batch in batches:
+        loss, _ = step.forward(batch)
+        loss.weighted_sum.backward()
+    return [parameter.grad for parameter in step.drafter.parameters()]
+
+
+def test_rows_of_2_and_of_100_supervised_tokens_count_alike_in_one_batch_and_in_four(tmp_path):
+    batches = []
+    for seed, supervised in enumerate((2, 100, 2, 100)):
+        batch = draft_batch([110], [list(range(110 - supervised, 109))], seed=seed)
+        batch.loss_mask[: 110 - supervised] = False
+        batches.append(batch)
+    config = drafter_config()
+    together, apart = (drafter_step(tmp_path, config, lr=1e-3) for _ in range(2))
+    assert together.step([packed(batches)]).loss == pytest.approx(apart.step(batches).loss, 1e-5)
+    pairs = zip(together.drafter.parameters(), apart.drafter.parameters(), strict=True)
+    assert max(float((a - b).detach().abs().max()) for a, b in pairs) <= 1e-5
+
+
+@pytest.mark.parametrize("lengths", [[127], [128], [129], [257], [2], [3, 128, 1, 257]])
+def test_rows_at_odd_lengths_with_loss_on_their_last_3_tokens_give_a_finite_loss(lengths, tmp_path):
+    step = drafter_step(tmp_path, drafter_config(block_size=16))
+    anchors = [[p for p in (n - 3, n - 2) if p >= 0] if n > 1 else [] for n in lengths]
+    batch = draft_batch(lengths, anchors)
+    batch.loss_mask[:] = False
+    for end in batch.offsets[1:].tolist():
+        batch.loss_mask[max(0, end - 3) : end] = True
+    result = step.step([batch])
+    assert math.isfinite(result.loss)
+    assert result.num_blocks == len(batch.anchors)
+
+
+def test_activation_checkpoints_change_memory_and_not_gradients(tmp_path):
+    config = drafter_config()
+    plain = gradients(drafter_step(tmp_path, config), uneven_sequences())
+    again = gradients(
+        drafter_step(tmp_path, config, checkpoint_activations=True), uneven_sequences()
+    )
+    assert all(a.equal(b) for a, b in zip(plain, again, strict=True))
+
+
+def test_computing_in_bfloat16_keeps_float32_weights_and_nearly_the_same_loss(tmp_path):
+    config = drafter_config()
+    exact = drafter_step(tmp_path, config).step(uneven_sequences())
+    step = drafter_step(tmp_path, config, compute_dtype="bfloat16")
+    rounded = step.step(uneven_sequences())
+    assert {parameter.dtype for parameter in step.drafter.parameters()} == {torch.float32}
+    assert rounded.loss == pytest.approx(exact.loss, rel=2e-2)
+    assert rounded.loss != exact.loss
+
+
+def test_a_slots_teacher_is_the_state_one_token_before_it(tmp_path):
+    step = drafter_step(tmp_path, drafter_config(), loss="kl")
+    last = torch.arange(9.0)[:, None].expand(9, 2)
+    teacher = step._teacher(last, torch.tensor([2, 6])).view(2, 4, 2)[..., 0]
+    assert teacher[:, 1:].tolist() == [[2, 3, 4], [6, 7, 8]]

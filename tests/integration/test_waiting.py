@@ -1,0 +1,52 @@
+"""Training says when it waited for its data, and for which stage."""
+
+import time
+
+import pytest
+
+from dflash_cache.cache import Cache
+from dflash_cache.pipeline import Pipeline, StageStatistics
+from dflash_cache.runs.extract import extract
+from dflash_cache.runs.train import TrainingRun
+from dflash_cache.runs.waiting import waiting
+from tests.support.runs import extract_config, train_config
+
+
+class SlowSource:
+    def __init__(self, cache):
+        self._cache = cache
+
+    def read(self, index, row_ids=None):
+        time.sleep(1.0)
+        return self._cache.read(index, row_ids)
+
+
+def test_a_reader_that_is_too_slow_is_named(tmp_path):
+    extract(extract_config(tmp_path, limit=12))
+    config = train_config(tmp_path, epochs=1, holdout=0, shuffle_segments=1, prefetch_readers=1)
+    cache = Cache.open(config.cache)
+    run = TrainingRun(config, cache)
+    with Pipeline("slow") as pipeline:
+        run.spawn(pipeline, SlowSource(cache), lambda progress: None)
+        pipeline.start()
+    report = run.report(pipeline.statistics, 1.0)
+    assert report["slow_stage"] == "prefetch"
+    assert report["waiting_share"] > 0.05
+
+
+@pytest.mark.parametrize(
+    ("starved", "stage"), [(0.2, None), (4.0, "target"), (9.9, "target")]
+)  # of 10 seconds
+def test_the_stage_that_waits_least_is_the_slow_one(starved, stage):
+    statistics = {
+        "target": StageStatistics(alive_s=10, starved_s=0.5),
+        "prefetch": StageStatistics(alive_s=20, starved_s=15),
+        "pack": StageStatistics(alive_s=10, blocked_s=9),
+        "train": StageStatistics(alive_s=10, starved_s=starved),
+    }
+    found = waiting(statistics)
+    assert found == {"waiting_share": starved / 10, "slow_stage": stage}
+
+
+def test_a_run_in_which_nothing_trained_waited_for_nothing():
+    assert waiting({}) == {"waiting_share": 0.0, "slow_stage": None}
