@@ -59,6 +59,8 @@ def _figures(run: Path, state: TrainingState) -> dict[str, Any]:
     """What is known of the drafter at ``state.step``, and no figure of another step."""
     figures: dict[str, Any] = {"steps": state.step}
     finished = load_training(run / EXPORT)
+    if "held_out_content" in finished:  # the same rows at every step
+        figures["held_out_content"] = finished["held_out_content"]
     if finished.get("steps") == state.step:
         for name in ("block_acceptance_length", "slot_accuracy"):
             figures[name] = finished[name]

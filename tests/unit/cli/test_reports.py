@@ -28,7 +28,8 @@ SHARED = {
 
 TRAINED = {
     "steps": 9, "tokens": 90, "loss_first": 2.0, "loss_last": 1.0, "block_acceptance_length": 1.5,
-    "slot_accuracy": [0.5], "wall_s": 0.2, "stages": {}, "export": "run/export",
+    "slot_accuracy": [0.5], "wall_s": 0.2, "waiting_share": 0.0, "slow_stage": None, "stages": {},
+    "export": "run/export",
 }  # fmt: skip
 
 

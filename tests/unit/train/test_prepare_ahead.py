@@ -24,7 +24,7 @@ def test_blocks_and_masks_are_planned_by_the_stage_before_training(tmp_path):
         return step.prepare(batch)
 
     batch = draft_batch([9, 6], [[1, 4], [2]])
-    item = TrainingBatch(batch=batch, position=Position(row=2), ends_epoch=False)
+    item = TrainingBatch(batch=batch, position=Position(row=2))
     with no_thread_left(), Pipeline("test") as pipeline:
         packed = pipeline.source("packed", [item] * 9)
         ready = prepare_ahead(pipeline, packed, prepare, torch.device("cpu"))
