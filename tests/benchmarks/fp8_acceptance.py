@@ -44,9 +44,8 @@ def acceptance_length(folder: Path, form: str, seed: int, arguments: argparse.Na
     run = folder / form / f"seed-{seed}"
     train(configured(TrainConfig, folder, form, out=run, seed=seed, steps=arguments.steps))
     drafter = run / "export"
-    found = evaluate(
-        configured(EvaluateConfig, folder, form, drafter=drafter, prompts=arguments.prompts)
-    )
+    changes = {"drafter": drafter, "prompts": arguments.prompts, "out": None}
+    found = evaluate(configured(EvaluateConfig, folder, form, **changes))
     return float(found["acceptance_length"])
 
 
