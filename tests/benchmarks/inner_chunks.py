@@ -41,6 +41,7 @@ def spec_of(codec: str) -> CacheSpec:
     return CacheSpec(
         target="-", revision="", target_config_hash="-", target_weights_hash="-",
         tokenizer_hash="-", chat_template_hash="-", target_layer_ids=tuple(range(LAYERS)),
+        keep_last=False,
         num_target_layers=36, hidden_size=HIDDEN, vocab_size=1000, dtype="bfloat16", codec=codec,
         parts=(part,),
     )  # fmt: skip

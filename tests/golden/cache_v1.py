@@ -28,6 +28,7 @@ from dflash_cache.types import Array, DroppedRow, SegmentPlan, TokenSequence
 FOLDER = Path(__file__).parent / "cache-v1"
 DTYPES = {"crc32c": "bfloat16", "lz4": "float32", "zstd": "bfloat16", "fp8": "bfloat16"}
 TIED = {"zstd"}  # no head and no final norm
+KEEPING_LAST = {"zstd"}  # one more state of a token
 EVICTED_ONCE = {"lz4": 1}  # this segment was committed, evicted and committed again
 LAYERS, HIDDEN, VOCABULARY = (1, 4), 8, 20
 CHUNK_BYTES = 256  # of an inner chunk: several in a shard of few bytes
@@ -52,19 +53,23 @@ def mask_of(row: int) -> Array:
     return (np.arange(length_of(row)) >= 2).astype(np.uint8)
 
 
-def _counter(row: int) -> Array:
-    t, k, h = np.ogrid[: length_of(row), : len(LAYERS), :HIDDEN]
+def num_states(codec: str) -> int:
+    return len(LAYERS) + (codec in KEEPING_LAST)
+
+
+def _counter(row: int, num_states: int) -> Array:
+    t, k, h = np.ogrid[: length_of(row), :num_states, :HIDDEN]
     return row * 31 + t * 7 + k * 3 + h * 5
 
 
-def states_of(row: int) -> Array:
+def states_of(row: int, codec: str) -> Array:
     """Lossless states [T, K, H], quarters that bfloat16 holds exactly."""
-    return ((_counter(row) % 61 - 30) / 4).astype(np.float32)
+    return ((_counter(row, num_states(codec)) % 61 - 30) / 4).astype(np.float32)
 
 
 def codes_of(row: int) -> Array:
     """e4m3 bit patterns [T, K, H] without NaN; every other value is negative."""
-    return (_counter(row) % 127 | np.arange(HIDDEN) % 2 << 7).astype(np.uint8)
+    return (_counter(row, len(LAYERS)) % 127 | np.arange(HIDDEN) % 2 << 7).astype(np.uint8)
 
 
 def scales_of(row: int) -> Array:
@@ -76,7 +81,7 @@ def stored_of(row: int, codec: str) -> Array:
     """What the array of hidden states holds of a row."""
     if codec == "fp8":
         return codes_of(row)
-    return _in_dtype(states_of(row), codec)
+    return _in_dtype(states_of(row, codec), codec)
 
 
 def _in_dtype(values: Array, codec: str) -> Array:
@@ -120,6 +125,7 @@ def spec_of(codec: str) -> CacheSpec:
         tokenizer_hash="tokenizer",
         chat_template_hash="none",
         target_layer_ids=LAYERS,
+        keep_last=codec in KEEPING_LAST,
         num_target_layers=6,
         hidden_size=HIDDEN,
         vocab_size=VOCABULARY,

@@ -26,7 +26,7 @@ def joined(of, rows: list[int], empty: np.ndarray) -> np.ndarray:
 
 
 def assert_holds(segment: HiddenSegment, rows: list[int], codec: str) -> None:
-    shape = (0, len(golden.LAYERS), golden.HIDDEN)
+    shape = (0, golden.num_states(codec), golden.HIDDEN)
     assert segment.row_ids.tolist() == rows
     assert np.diff(segment.offsets).tolist() == [golden.length_of(row) for row in rows]
     ids = joined(golden.ids_of, rows, np.zeros(0, np.int32))
@@ -42,7 +42,9 @@ def assert_holds(segment: HiddenSegment, rows: list[int], codec: str) -> None:
         expected = values.numpy() * scales[..., None]
     else:
         assert segment.scales_TK is None
-        expected = joined(golden.states_of, rows, np.zeros(shape, np.float32))
+        expected = joined(
+            lambda row: golden.states_of(row, codec), rows, np.zeros(shape, np.float32)
+        )
     np.testing.assert_array_equal(float32_states(segment), expected)
 
 

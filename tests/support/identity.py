@@ -35,6 +35,8 @@ def changed(spec: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _other(value: Any) -> Any:
+    if isinstance(value, bool):
+        return not value
     if isinstance(value, list):
         return [*value, value[-1]]
     if isinstance(value, str):
