@@ -86,13 +86,13 @@ class CommitObjects:
         self._require_lease()
         kept = {segment_name(segment.index): commit_line(segment) for segment in segments}
         gone = [path for path in self.files()[1:] if path.rsplit("/", 1)[-1] not in kept]
+        self._lines = kept
+        self._summarize()  # first: an old line in it would hide what is committed after a crash
         with naming(self._place):
             if gone:
                 obstore.delete(self._store, gone)
             for name, line in kept.items():
                 obstore.put(self._store, f"{COMMITS}/{name}", line)
-        self._lines = kept
-        self._summarize()
 
     def _summarize(self) -> None:
         with naming(f"{self._place}: {SUMMARY}"):

@@ -35,14 +35,13 @@ def merge_caches(sources: Sequence[Cache], into: Storage) -> Cache:
 
 
 def _with_all_parts(sources: Sequence[Cache], into: Storage) -> Cache:
-    first = sources[0]
-    if into.exists(SPEC):
-        merged = Cache.open(into)
-    else:
+    first, merged = sources[0], Cache.open(into) if into.exists(SPEC) else None
+    for source in sources:
+        _require_same_form(source, merged or first)
+    if merged is None:
         spec = replace(first.spec, parts=first.spec.parts[:1])
         merged = Cache.create(into, spec, first.settings[0], first.target, first.part(0))
     for source in sources:
-        _require_same_form(source, merged)
         for number, part in enumerate(source.spec.parts):
             if part_number(merged.spec, part) is None:
                 spec = replace(merged.spec, parts=(*merged.spec.parts, part))
@@ -50,11 +49,11 @@ def _with_all_parts(sources: Sequence[Cache], into: Storage) -> Cache:
     return merged
 
 
-def _require_same_form(source: Cache, merged: Cache) -> None:
-    found = replace(source.spec, parts=merged.spec.parts)
-    if differing := differences(found, merged.spec):
+def _require_same_form(source: Cache, other: Cache) -> None:
+    found = replace(source.spec, parts=other.spec.parts)
+    if differing := differences(found, other.spec):
         raise CacheMismatchError(
-            f"{source.address} cannot be merged with {merged.address}:\n  "
+            f"{source.address} cannot be merged with {other.address}:\n  "
             + "\n  ".join(differing)
             + "\nOnly caches of one target, with one form of states, become one"
         )

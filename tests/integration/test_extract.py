@@ -61,8 +61,8 @@ def config(shared: Path, cache: Path, **settings) -> ExtractConfig:
 
 
 def content(cache: Path) -> dict[str, bytes]:
-    """The ledger and every file of the Zarr hierarchy but the root's, which names folders."""
-    files = [cache / "ledger.jsonl", *(cache / "cache.zarr").glob("*/**/*")]
+    """The ledgers and every file of the Zarr hierarchy but the root's, which names folders."""
+    files = [*(cache / "ledger").iterdir(), *(cache / "cache.zarr").glob("*/**/*")]
     return {str(p.relative_to(cache)): p.read_bytes() for p in files if p.is_file()}
 
 
@@ -184,6 +184,10 @@ def test_an_extraction_stopped_in_the_middle_resumes_to_the_same_cache(
 def other_target(shared: Path, folder: Path, name: str) -> str:
     if name == "weights":
         save_target(folder, seed=1)
+    elif name == "config.json":
+        shutil.copytree(shared / "target", folder)
+        text = (folder / name).read_text()
+        (folder / name).write_text(text.replace('"rms_norm_eps": 1e-06', '"rms_norm_eps": 1e-05'))
     else:
         shutil.copytree(shared / "target", folder)
         (folder / name).write_text("{}")
@@ -200,15 +204,18 @@ def one_changed_token(shared: Path, folder: Path) -> Path:
     ("field", "change"),
     [
         ("target_weights_hash", {"target": "weights"}),
+        ("target_config_hash", {"target": "config.json"}),
         ("chat_template_hash", {"target": "chat_template.jinja"}),
         ("tokenizer_hash", {"target": "tokenizer.json"}),
         ("dataset_fingerprint", {"data": "one token"}),
         ("target_layer_ids", {"target_layers": (1, 4, 5)}),
+        ("keep_last", {"keep_last": True}),
         ("dtype", {"dtype": "bfloat16"}),
         ("codec", {"codec": "zstd"}),
         ("plan_seed", {"plan_seed": 1}),
         ("segment_tokens", {"segment_tokens": 1600}),
         ("max_seq_len", {"max_seq_len": 128}),
+        ("too_long", {"too_long": "drop"}),
         ("limit", {"limit": 200}),
     ],
 )

@@ -3,6 +3,7 @@
 import json
 import shutil
 import time
+from dataclasses import replace
 
 import numpy as np
 import obstore
@@ -90,6 +91,28 @@ def test_a_summary_that_tells_of_removed_commits_decides_nothing(bucket, local, 
     assert 1 not in Cache.open(bucket).segments
     uploaded(local, bucket)
     assert verify_cache(bucket) == []
+
+
+def test_a_repair_cut_short_leaves_no_old_record_that_hides_a_later_one(bucket, local, monkeypatch):
+    uploaded(local, bucket)
+    storage, put = ObjectStorage(bucket), obstore.put
+
+    def failing(store, path, *arguments, **keywords):
+        if path.startswith("commits/"):
+            raise obstore.exceptions.GenericError("the network is away")
+        return put(store, path, *arguments, **keywords)
+
+    with storage.lock():
+        segments = storage.commits.read()
+        storage.commits.replace(segments.values())
+        lost = segments.pop(1)
+        with monkeypatch.context() as patch:
+            patch.setattr(obstore, "put", failing)
+            with pytest.raises(OSError, match="network is away"):
+                storage.commits.replace(segments.values())
+        again = replace(lost, record_digest="of other bytes")
+        storage.commits.append(again)
+    assert open_storage(bucket).commits.read()[1] == again
 
 
 @pytest.mark.parametrize("name", ["cut", "flip", "delete", "foreign"])

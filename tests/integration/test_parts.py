@@ -130,6 +130,7 @@ def test_caches_of_different_form_are_not_merged(two, tmp_path):
     caches = (str(two / "cache-a"), str(tmp_path / "other"))
     with pytest.raises(CacheMismatchError, match="target_layer_ids"):
         merge(MergeConfig(caches=caches, into=str(tmp_path / "merged")))
+    assert not (tmp_path / "merged" / "spec.json").exists()
 
 
 def test_a_cache_is_not_merged_into_itself(two):
