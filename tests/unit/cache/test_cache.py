@@ -17,6 +17,7 @@ from dflash_cache.errors import (
 )
 from dflash_cache.types import CommittedSegment, DroppedRow, SegmentPlan, TokenSequence
 from tests.support.caches import SPEC
+from tests.support.caches import TARGET as PARTS
 
 LENGTHS = {10: 4, 11: 1, 20: 7, 30: 2, 31: 3}
 PLAN = [
@@ -24,13 +25,6 @@ PLAN = [
     for index, rows in enumerate([[10, 11], [20], [30, 31]])
 ]
 PLANNED_DROPS = [DroppedRow(row_id=5, reason="empty"), DroppedRow(row_id=6, reason="no_anchor")]
-PARTS = TargetParts(
-    config={"hidden_size": 4, "model_type": "qwen3"},
-    embedding=np.arange(80, dtype=np.float32).reshape(20, 4),
-    head=np.arange(80, dtype=np.float32).reshape(20, 4)[::-1].copy(),
-    norm=np.ones(4, np.float32),
-    mask_token_id=19,
-)
 PART = PlannedPart(segments=PLAN, dropped=PLANNED_DROPS)
 
 
