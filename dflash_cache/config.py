@@ -153,7 +153,7 @@ class TrainConfig:
     shuffle_segments: int = option(8, help="Segments in memory whose rows are shuffled together.")
     prefetch_readers: int = option(2, help="Threads that read segments ahead.")
     prefetch_bytes: int = option(
-        4_000_000_000, help="Hidden states in batches ready ahead of training, at most [bytes]."
+        2_000_000_000, help="Hidden states in batches ready ahead of training, at most [bytes]."
     )
     seed: int = option(0, help="Seed of weights, order and anchors.")
 
