@@ -152,8 +152,9 @@ class TrainConfig:
     )
     shuffle_segments: int = option(8, help="Segments in memory whose rows are shuffled together.")
     prefetch_readers: int = option(2, help="Threads that read segments ahead.")
-    prefetch_bytes: int = option(
-        2_000_000_000, help="Hidden states in batches ready ahead of training, at most [bytes]."
+    prefetch_bytes: ByteCount = option(
+        ByteCount(2_000_000_000),
+        help="Hidden states in batches ready ahead of training, at most, such as 2GB.",
     )
     seed: int = option(0, help="Seed of weights, order and anchors.")
 
