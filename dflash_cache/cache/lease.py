@@ -6,7 +6,8 @@ import socket
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from dflash_cache.errors import CacheBusyError
@@ -78,34 +79,54 @@ class Lease:
 
     def _put(self, seconds: float, mode: Any) -> None:
         until = time.time() + seconds
-        record = holder() | {"until": until, "nonce": self._nonce}
+        _, started = _state_of(os.getpid())
+        record = holder() | {"until": until, "nonce": self._nonce, "started": started}
         put = obstore.put(self._store, LOCK, json.dumps(record).encode(), mode=mode)
         self._tag, self._until = put["e_tag"], until
 
     def _renew(self) -> None:
-        try:
-            self._put(LEASE_S, {"e_tag": self._tag})
-        except obstore.exceptions.PreconditionError:
-            record, tag = self._read()
-            if record is None or record["nonce"] != self._nonce:
-                self._until = 0.0  # another one has taken over: whatever is written now fails
-            else:  # a renewal arrived whose answer was lost
-                self._tag = tag
-        except obstore.exceptions.BaseError:
-            return  # the store is away: the lease runs out unless a later renewal arrives
+        """Put the lease again; while the store is away it runs on, until its end."""
+        with suppress(obstore.exceptions.BaseError, OSError):
+            try:
+                self._put(LEASE_S, {"e_tag": self._tag})
+            except obstore.exceptions.PreconditionError:
+                record, tag = self._read()
+                if record is None or record["nonce"] != self._nonce:
+                    self._until = 0.0  # another one has taken over: whatever is written now fails
+                else:  # a renewal arrived whose answer was lost
+                    self._tag = tag
 
     def _release(self) -> None:
         if time.time() < self._until:
-            self._put(0.0, {"e_tag": self._tag})
+            # A release that does not arrive must not hide what ended the run; the lease runs out.
+            with suppress(obstore.exceptions.BaseError, OSError):
+                self._put(0.0, {"e_tag": self._tag})
         self._tag, self._until = None, 0.0
 
 
 def _is_alive(record: dict[str, Any]) -> bool:
-    if record["host"] == socket.gethostname():
-        try:
-            os.kill(record["pid"], 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            pass  # another user's process
+    if record["host"] == socket.gethostname() and _is_gone(record["pid"], record.get("started")):
+        return False
     return bool(time.time() < record["until"])
+
+
+def _is_gone(pid: int, started: str | None) -> bool:
+    """Whether no process of this machine has this number, or another one has it by now."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass  # another user's process
+    state, found = _state_of(pid)
+    return state == "Z" or (started is not None and found is not None and started != found)
+
+
+def _state_of(pid: int) -> tuple[str | None, str | None]:
+    """(state, when it started in clock ticks since boot) of a process, where Linux says so."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None, None
+    fields = stat.rpartition(")")[2].split()  # a program's name may have blanks in it
+    return fields[0], fields[19]
