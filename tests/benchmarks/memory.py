@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from dflash_cache.cache import Cache
+from dflash_cache.cache.segment import INNER_CHUNK_BYTES
 from dflash_cache.config import ExtractConfig, TrainConfig
 from dflash_cache.pipeline import Pipeline
 from dflash_cache.runs import extraction
@@ -63,7 +64,7 @@ def settings(folder: Path, options: argparse.Namespace) -> ExtractConfig:
 
 
 def write(config: ExtractConfig) -> dict[str, int]:
-    """Fill the cache; the growth and what the staging buffers hold."""
+    """Fill the cache; the growth, what the staging buffers hold and what the writers do."""
     extract(replace(config, cache=config.cache + "-first", limit=1))  # loads what stays loaded
     gc.collect()
     with Growth() as growth:
@@ -73,6 +74,8 @@ def write(config: ExtractConfig) -> dict[str, int]:
         "bytes": report["bytes_raw"],
         "growth_bytes": growth.peak_bytes,
         "buffer_bytes": num_buffers * config.batch_tokens * TOKEN_BYTES,
+        # A chunk in the making, the bytes that it becomes, and the codec's own.
+        "chunk_bytes": 3 * config.writers * INNER_CHUNK_BYTES,
     }
 
 
@@ -103,7 +106,7 @@ def main() -> None:
     parser.add_argument("--bytes", type=partial(ByteCount.parse, "--bytes"), default=4 << 30)
     parser.add_argument("--writers", type=int, default=4)
     parser.add_argument("--codec", default="lz4")
-    parser.add_argument("--segment-tokens", type=int, default=8192)
+    parser.add_argument("--segment-tokens", type=int, default=4096)
     parser.add_argument("--batch-tokens", type=int, default=2048)
     parser.add_argument("--folder", type=Path, default=None)
     options = parser.parse_args()
@@ -112,8 +115,8 @@ def main() -> None:
         config = settings(Path(name), options)
         written = write(config)
         training = TrainConfig(
-            cache=config.cache, out=Path(name, "run"), epochs=1, anchors=4, batch_size=4,
-            shuffle_segments=4, prefetch_depth=2,
+            cache=config.cache, out=Path(name, "run"), epochs=1, anchors=4, batch_size=2,
+            shuffle_segments=2, prefetch_depth=2,
         )  # fmt: skip
         print(json.dumps({"write": written, "read": read(config, training)}))
 

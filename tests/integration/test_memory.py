@@ -1,0 +1,36 @@
+"""What writing and reading hold in memory does not grow with what is written and read."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "memory.py"
+WRITTEN = 256 << 20
+OTHER_BYTES = 24 << 20  # stacks of threads, the allocator's arenas, records and token ids
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process's own memory")
+def test_memory_is_bounded_by_buffers_windows_and_ready_batches(tmp_path):
+    words = f"--bytes {WRITTEN} --segment-tokens 2048 --batch-tokens 1024".split()
+    done = subprocess.run(
+        [sys.executable, BENCHMARK, *words, "--folder", tmp_path],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=BENCHMARK.parents[2],
+        env=os.environ | {"PYTHONPATH": "."},
+    )
+    report = json.loads(done.stdout.splitlines()[-1])
+    written, read = report["write"], report["read"]
+    assert written["bytes"] >= WRITTEN
+    assert read["bytes"] == written["bytes"]
+    bound = written["buffer_bytes"] + written["chunk_bytes"] + OTHER_BYTES
+    assert bound < WRITTEN / 2  # else the test would show nothing
+    assert written["growth_bytes"] <= bound
+    bound = read["buffer_bytes"] + OTHER_BYTES
+    assert bound < WRITTEN
+    assert read["growth_bytes"] <= bound
