@@ -21,6 +21,7 @@ import torch
 
 from dflash_cache.cache import Cache
 from dflash_cache.cache.segment import INNER_CHUNK_BYTES
+from dflash_cache.cache.tokens import READ_BYTES
 from dflash_cache.config import ExtractConfig, TrainConfig
 from dflash_cache.pipeline import Pipeline
 from dflash_cache.runs import extraction
@@ -80,7 +81,7 @@ def write(config: ExtractConfig) -> dict[str, int]:
 
 
 def read(config: ExtractConfig, training: TrainConfig) -> dict[str, int]:
-    """Read one epoch as training does; the growth and what windows and ready batches hold."""
+    """Read one epoch as training does; the growth, what windows and ready batches hold and what the readers do."""
     cache = Cache.open(config.cache)
     order = TrainingOrder(
         cache.plan, np.zeros(0, np.int64), seed=0, window_segments=training.shuffle_segments
@@ -92,12 +93,15 @@ def read(config: ExtractConfig, training: TrainConfig) -> dict[str, int]:
         pipeline.start()
         for each in batches:
             num_tokens += each.batch.num_tokens
-    segments = 2 * training.shuffle_segments + training.prefetch_readers
+    # Two windows, one segment in each reader's hand, and those of the window before that the rows
+    # of a batch in the making keep.
+    segments = 2 * training.shuffle_segments + training.prefetch_readers + training.batch_size
     in_batches = (training.prefetch_depth + 2) * training.batch_size * ROW_TOKENS
     return {
         "bytes": num_tokens * TOKEN_BYTES,
         "growth_bytes": growth.peak_bytes,
         "buffer_bytes": (segments * config.segment_tokens + in_batches) * TOKEN_BYTES,
+        "chunk_bytes": training.prefetch_readers * READ_BYTES,  # compressed, on the way
     }
 
 

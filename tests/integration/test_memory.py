@@ -15,7 +15,7 @@ OTHER_BYTES = 24 << 20  # stacks of threads, the allocator's arenas, records and
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process's own memory")
 def test_memory_is_bounded_by_buffers_windows_and_ready_batches(tmp_path):
-    words = f"--bytes {WRITTEN} --segment-tokens 2048 --batch-tokens 1024".split()
+    words = f"--bytes {WRITTEN} --segment-tokens 1024 --batch-tokens 1024".split()
     done = subprocess.run(
         [sys.executable, BENCHMARK, *words, "--folder", tmp_path],
         capture_output=True,
@@ -25,12 +25,7 @@ def test_memory_is_bounded_by_buffers_windows_and_ready_batches(tmp_path):
         env=os.environ | {"PYTHONPATH": "."},
     )
     report = json.loads(done.stdout.splitlines()[-1])
-    written, read = report["write"], report["read"]
-    assert written["bytes"] >= WRITTEN
-    assert read["bytes"] == written["bytes"]
-    bound = written["buffer_bytes"] + written["chunk_bytes"] + OTHER_BYTES
-    assert bound < WRITTEN / 2  # else the test would show nothing
-    assert written["growth_bytes"] <= bound
-    bound = read["buffer_bytes"] + OTHER_BYTES
-    assert bound < WRITTEN
-    assert read["growth_bytes"] <= bound
+    assert report["write"]["bytes"] == report["read"]["bytes"] >= WRITTEN
+    for way in report.values():
+        bound = way["buffer_bytes"] + way["chunk_bytes"] + OTHER_BYTES
+        assert way["growth_bytes"] <= bound < way["bytes"]
