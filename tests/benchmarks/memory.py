@@ -81,7 +81,7 @@ def write(config: ExtractConfig) -> dict[str, int]:
 
 
 def read(config: ExtractConfig, training: TrainConfig) -> dict[str, int]:
-    """Read one epoch as training does; the growth, what windows and ready batches hold and what the readers do."""
+    """Read one epoch as training does; the growth, and what windows, batches and readers hold."""
     cache = Cache.open(config.cache)
     order = TrainingOrder(
         cache.plan, np.zeros(0, np.int64), seed=0, window_segments=training.shuffle_segments
