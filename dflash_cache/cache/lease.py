@@ -19,6 +19,7 @@ from .object_store import ObjectStore, naming, obstore
 
 LEASE_S = 60.0  # a holder on another machine that died blocks for as long
 RENEW_S = 15.0
+_held_here: set[str] = set()  # nonces of the leases that this process holds
 
 
 class Lease:
@@ -35,10 +36,12 @@ class Lease:
     def held(self) -> Iterator[None]:
         """Hold the lease; ``CacheBusyError`` at once if a live writer has it."""
         self._take()
+        _held_here.add(self._nonce)
         try:
             with repeating(self._renew, RENEW_S):
                 yield
         finally:
+            _held_here.discard(self._nonce)
             self._release()
 
     def require(self) -> None:
@@ -105,21 +108,24 @@ class Lease:
 
 
 def _is_alive(record: dict[str, Any]) -> bool:
-    if record["host"] == socket.gethostname() and _is_gone(record["pid"], record.get("started")):
+    if record["host"] == socket.gethostname() and _is_gone(record):
         return False
     return bool(time.time() < record["until"])
 
 
-def _is_gone(pid: int, started: str | None) -> bool:
-    """Whether no process of this machine has this number, or another one has it by now."""
+def _is_gone(record: dict[str, Any]) -> bool:
+    """Whether its process, of this machine, is no more, or holds the lease no more."""
+    pid = record["pid"]
+    if pid == os.getpid():
+        return record["nonce"] not in _held_here
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
     except PermissionError:
         pass  # another user's process
-    state, found = _state_of(pid)
-    return state == "Z" or (started is not None and found is not None and started != found)
+    state, started = _state_of(pid)
+    return state == "Z" or started not in (None, record.get("started"))
 
 
 def _state_of(pid: int) -> tuple[str | None, str | None]:
