@@ -52,7 +52,7 @@ def server(tmp_path_factory):
 @pytest.fixture
 def bucket(server, request) -> str:
     """An address of the test's own."""
-    return f"s3://bucket/{request.node.name}"
+    return f"s3://bucket/{request.node.name.replace('[', '-').rstrip(']')}"
 
 
 def config_for(bucket: str, **changes) -> ExtractConfig:
@@ -115,9 +115,9 @@ def test_an_outage_of_the_store_in_the_middle_costs_no_segment(server, bucket, l
 
 
 @pytest.mark.torture
-def test_ten_outages_of_the_store_cost_no_segment(server, bucket, local):
-    for seed in range(5):
-        outage_and_rerun(server, f"{bucket}-{seed}", local, outages=2, seed=seed)
+@pytest.mark.parametrize("seed", range(5))
+def test_ten_outages_of_the_store_cost_no_segment(seed, server, bucket, local):
+    outage_and_rerun(server, bucket, local, outages=2, seed=seed)
 
 
 def kill_and_rerun(bucket: str, local: Cache, moments: int, seed: int) -> None:
@@ -140,9 +140,9 @@ def test_an_extraction_killed_while_it_writes_is_run_again_at_once(bucket, local
 
 
 @pytest.mark.torture
-def test_an_extraction_killed_at_30_moments_equals_an_untroubled_one(bucket, local):
-    for seed in range(6):
-        kill_and_rerun(f"{bucket}-{seed}", local, 5, seed)
+@pytest.mark.parametrize("seed", range(6))
+def test_an_extraction_killed_at_30_moments_equals_an_untroubled_one(seed, bucket, local):
+    kill_and_rerun(bucket, local, 5, seed)
 
 
 def test_a_store_that_stays_away_ends_the_run_with_an_error_that_names_the_object(
