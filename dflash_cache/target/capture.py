@@ -14,7 +14,6 @@ from torch import nn
 
 from .model import Target
 
-
 _LAST = -1  # in place of a layer's id: the head's input, after the final norm
 
 
