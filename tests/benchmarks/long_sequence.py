@@ -30,7 +30,7 @@ SETTINGS = {
     "target-layers": "0,1,2,3,4", "devices": "cpu", "device": "cpu", "max-seq-len": 65_536,
     "codec": "crc32c", "segment-tokens": 8192, "batch-tokens": 4096, "writers": 2,
     "draft-layers": 1, "block-size": 4, "anchors": 8, "batch-size": 1, "epochs": 1,
-    "shuffle-segments": 1, "prefetch-depth": 1, "prefetch-readers": 1, "holdout": 2,
+    "shuffle-segments": 1, "prefetch-bytes": 1, "prefetch-readers": 1, "holdout": 2,
     "mask-token-id": 511,
 }  # fmt: skip
 

@@ -96,11 +96,14 @@ def read(config: ExtractConfig, training: TrainConfig) -> dict[str, int]:
     # Two windows, one segment in each reader's hand, and those of the window before that the rows
     # of a batch in the making keep.
     segments = 2 * training.shuffle_segments + training.prefetch_readers + training.batch_size
-    in_batches = (training.prefetch_depth + 2) * training.batch_size * ROW_TOKENS
+    in_batches = (
+        3 * training.batch_size * ROW_TOKENS
+    )  # in the making, taken, and one over the limit
     return {
         "bytes": num_tokens * TOKEN_BYTES,
         "growth_bytes": growth.peak_bytes,
-        "buffer_bytes": (segments * config.segment_tokens + in_batches) * TOKEN_BYTES,
+        "buffer_bytes": (segments * config.segment_tokens + in_batches) * TOKEN_BYTES
+        + training.prefetch_bytes,
         "chunk_bytes": training.prefetch_readers * READ_BYTES,  # compressed, on the way
     }
 
@@ -120,7 +123,7 @@ def main() -> None:
         written = write(config)
         training = TrainConfig(
             cache=config.cache, out=Path(name, "run"), epochs=1, anchors=4, batch_size=2,
-            shuffle_segments=2, prefetch_depth=2,
+            shuffle_segments=2, prefetch_bytes=64 << 20,
         )  # fmt: skip
         print(json.dumps({"write": written, "read": read(config, training)}))
 
