@@ -123,7 +123,7 @@ def main() -> None:
         written = write(config)
         training = TrainConfig(
             cache=config.cache, out=Path(name, "run"), epochs=1, anchors=4, batch_size=2,
-            shuffle_segments=2, prefetch_bytes=64 << 20,
+            shuffle_segments=2, prefetch_bytes=16 << 20,
         )  # fmt: skip
         print(json.dumps({"write": written, "read": read(config, training)}))
 
