@@ -6,7 +6,8 @@ import socket
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from dflash_cache.errors import CacheBusyError
@@ -18,6 +19,7 @@ from .object_store import ObjectStore, naming, obstore
 
 LEASE_S = 60.0  # a holder on another machine that died blocks for as long
 RENEW_S = 15.0
+_held_here: set[str] = set()  # nonces of the leases that this process holds
 
 
 class Lease:
@@ -34,10 +36,12 @@ class Lease:
     def held(self) -> Iterator[None]:
         """Hold the lease; ``CacheBusyError`` at once if a live writer has it."""
         self._take()
+        _held_here.add(self._nonce)
         try:
             with repeating(self._renew, RENEW_S):
                 yield
         finally:
+            _held_here.discard(self._nonce)
             self._release()
 
     def require(self) -> None:
@@ -78,34 +82,57 @@ class Lease:
 
     def _put(self, seconds: float, mode: Any) -> None:
         until = time.time() + seconds
-        record = holder() | {"until": until, "nonce": self._nonce}
+        _, started = _state_of(os.getpid())
+        record = holder() | {"until": until, "nonce": self._nonce, "started": started}
         put = obstore.put(self._store, LOCK, json.dumps(record).encode(), mode=mode)
         self._tag, self._until = put["e_tag"], until
 
     def _renew(self) -> None:
-        try:
-            self._put(LEASE_S, {"e_tag": self._tag})
-        except obstore.exceptions.PreconditionError:
-            record, tag = self._read()
-            if record is None or record["nonce"] != self._nonce:
-                self._until = 0.0  # another one has taken over: whatever is written now fails
-            else:  # a renewal arrived whose answer was lost
-                self._tag = tag
-        except obstore.exceptions.BaseError:
-            return  # the store is away: the lease runs out unless a later renewal arrives
+        """Put the lease again; while the store is away it runs on, until its end."""
+        with suppress(obstore.exceptions.BaseError, OSError):
+            try:
+                self._put(LEASE_S, {"e_tag": self._tag})
+            except obstore.exceptions.PreconditionError:
+                record, tag = self._read()
+                if record is None or record["nonce"] != self._nonce:
+                    self._until = 0.0  # another one has taken over: whatever is written now fails
+                else:  # a renewal arrived whose answer was lost
+                    self._tag = tag
 
     def _release(self) -> None:
         if time.time() < self._until:
-            self._put(0.0, {"e_tag": self._tag})
+            # A release that does not arrive must not hide what ended the run; the lease runs out.
+            with suppress(obstore.exceptions.BaseError, OSError):
+                self._put(0.0, {"e_tag": self._tag})
         self._tag, self._until = None, 0.0
 
 
 def _is_alive(record: dict[str, Any]) -> bool:
-    if record["host"] == socket.gethostname():
-        try:
-            os.kill(record["pid"], 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            pass  # another user's process
+    if record["host"] == socket.gethostname() and _is_gone(record):
+        return False
     return bool(time.time() < record["until"])
+
+
+def _is_gone(record: dict[str, Any]) -> bool:
+    """Whether its process, of this machine, is no more, or holds the lease no more."""
+    pid = record["pid"]
+    if pid == os.getpid():
+        return record["nonce"] not in _held_here
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass  # another user's process
+    state, started = _state_of(pid)
+    return state == "Z" or started not in (None, record.get("started"))
+
+
+def _state_of(pid: int) -> tuple[str | None, str | None]:
+    """(state, when it started in clock ticks since boot) of a process, where Linux says so."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None, None
+    fields = stat.rpartition(")")[2].split()  # a program's name may have blanks in it
+    return fields[0], fields[19]

@@ -14,7 +14,7 @@ from .commit_objects import COMMITS, SUMMARY, CommitObjects
 from .durable import remove_tree
 from .layout import LEDGERS, LOCK, ROOT, SEGMENTS, SPEC
 from .lease import Lease
-from .object_store import ObjectStore, naming, obstore, open_store
+from .object_store import ObjectStore, hasty_store, naming, obstore, open_store
 
 _OURS = {LOCK, ROOT, LEDGERS, COMMITS, SUMMARY}
 
@@ -54,7 +54,7 @@ class ObjectStorage:
     def __init__(self, address: str) -> None:
         self.address = address.rstrip("/")
         self._store = open_store(self.address)
-        self._lease = Lease(self._store, self.place(LOCK))
+        self._lease = Lease(hasty_store(self.address), self.place(LOCK))
         self.commits = CommitObjects(self._store, self.place(COMMITS), self._lease.require)
         key = xxhash.xxh3_64_hexdigest(self.address.encode())
         self._staging = Path(tempfile.gettempdir()) / f"dflash-cache-{key}"

@@ -13,6 +13,8 @@ from dflash_cache.types import DroppedRow, TokenSequence
 from .capture import LayerCapture
 from .staging import StagingBuffer
 
+FINITE_TOKENS = 4096
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchCapture:
@@ -37,7 +39,7 @@ def capture_batch(
     states = capture.hidden_states(ids, check)
     dropped: list[DroppedRow] = []
     kept = tuple(sequences)
-    if not bool(torch.isfinite(states).all()):
+    if not _all_finite(states):
         parts = torch.split(states, [len(sequence.input_ids) for sequence in sequences])
         faults = [_first_fault(part, capture.layer_ids) for part in parts]
         dropped = [
@@ -50,6 +52,11 @@ def capture_batch(
         states = torch.cat([states[:0], *whole])
     staging.fill(states)
     return BatchCapture(num_tokens=len(states), kept=kept, dropped=tuple(dropped))
+
+
+def _all_finite(states_TKH: torch.Tensor) -> bool:
+    parts = states_TKH.split(FINITE_TOKENS)  # or the check would take as much memory as the states
+    return bool(torch.stack([torch.isfinite(part).all() for part in parts]).all())
 
 
 def _first_fault(states_TKH: torch.Tensor, layer_ids: Sequence[int]) -> str:

@@ -14,6 +14,8 @@ from torch import nn
 
 from .model import Target
 
+_LAST = -1  # in place of a layer's id: the head's input, after the final norm
+
 
 class _LastLayerDone(Exception):
     """Leaves the forward pass: the layers after the last wanted one would be thrown away."""
@@ -103,14 +105,24 @@ class LayerCapture:
         padded = torch.stack(
             [torch.cat([ids, ids[-1:].expand(longest - len(ids))]) for ids in sequences]
         )
-        last = []
         with self.recording(stop=not self._keep_last, check=check) as states:
             output = self.target.decoder(input_ids=padded.to(self.target.device), use_cache=False)
-            last = [output.last_hidden_state]
-        layers = [states[index] for index in self.layer_ids] + last
-        return torch.cat(
-            [
-                torch.stack([layer[row, :length] for layer in layers], dim=1)
-                for row, length in enumerate(lengths)
-            ]
-        )
+            states[_LAST] = output.last_hidden_state
+            del output
+        wanted = [*self.layer_ids, _LAST] if self._keep_last else self.layer_ids
+        return _interleaved([states.pop(index) for index in wanted], lengths)
+
+
+def _interleaved(layers_NLH: list[torch.Tensor], lengths: list[int]) -> torch.Tensor:
+    """[T, K, H] of the sequences. The list is emptied on the way, for a long batch is large.
+
+    So at no time is more in memory than the states twice.
+    """
+    shape = (sum(lengths), len(layers_NLH), layers_NLH[0].shape[-1])
+    found_TKH = layers_NLH[0].new_empty(shape)
+    for number in reversed(range(len(layers_NLH))):
+        layer_NLH, start = layers_NLH.pop(), 0
+        for row, length in enumerate(lengths):
+            found_TKH[start : start + length, number] = layer_NLH[row, :length]
+            start += length
+    return found_TKH

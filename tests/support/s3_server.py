@@ -50,6 +50,8 @@ class S3Server:
             "filer.port.grpc": _free_port(), "s3.port": s3, "s3.port.grpc": _free_port(),
             "s3.config": self._folder / "s3.json", "volume.max": 50,
             "master.volumeSizeLimitMB": 64,
+            "master.electionTimeout": "1s",
+            "s3.port.iceberg": 0, "s3.port.lance": 0,
         }  # fmt: skip
         command = [program, "server", "-filer", "-s3"]
         command += [f"-{name}={value}" for name, value in options.items()]
