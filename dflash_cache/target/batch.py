@@ -55,7 +55,7 @@ def capture_batch(
 
 
 def _all_finite(states_TKH: torch.Tensor) -> bool:
-    parts = states_TKH.split(FINITE_TOKENS)  # or the check would take as much memory as the states
+    parts = torch.split(states_TKH, FINITE_TOKENS)  # or the check would take as much memory as the states
     return bool(torch.stack([torch.isfinite(part).all() for part in parts]).all())
 
 
