@@ -55,7 +55,8 @@ def capture_batch(
 
 
 def _all_finite(states_TKH: torch.Tensor) -> bool:
-    parts = torch.split(states_TKH, FINITE_TOKENS)  # or the check would take as much memory as the states
+    # In parts, or the check would take as much memory as the states.
+    parts = torch.split(states_TKH, FINITE_TOKENS)
     return bool(torch.stack([torch.isfinite(part).all() for part in parts]).all())
 
 
