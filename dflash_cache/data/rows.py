@@ -11,7 +11,7 @@ import pyarrow as pa
 from dflash_cache.errors import ConfigError, DataError
 from dflash_cache.types import TokenSequence
 
-from .columns import INTEGERS, ListColumn
+from .columns import INTEGERS, NUMBERS, ListColumn
 
 _READERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json"}
 
@@ -28,7 +28,7 @@ class TokenRows:
             )
         self.input_ids = ListColumn("input_ids", table.column("input_ids"), INTEGERS)
         self.loss_mask = ListColumn("loss_mask", table.column("loss_mask"))
-        self.seq_len = table.column("seq_len") if "seq_len" in table.column_names else None
+        self.seq_len = _lengths_of(table)
         named = table.column("category") if "category" in table.column_names else None
         self._category = named if named is not None and _is_text(named.type) else None
         self.num_rows = table.num_rows if limit is None else min(table.num_rows, limit)
@@ -63,6 +63,15 @@ class TokenRows:
             input_ids=self.input_ids.row(row)[:num_tokens].astype(np.int32),
             loss_mask=self.loss_mask.row(row)[:num_tokens].astype(np.uint8),
         )
+
+
+def _lengths_of(table: pa.Table) -> pa.ChunkedArray | None:
+    if "seq_len" not in table.column_names:
+        return None
+    column = table.column("seq_len")
+    if not any(check(column.type) for check in NUMBERS):
+        raise DataError(f"column 'seq_len' has type {column.type}, expected an integer")
+    return column
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -16,6 +16,7 @@ from dflash_cache.settings import to_json
 from dflash_cache.target import LayerCapture
 
 from .disk import DiskNeed, disk_need
+from .dropped import DroppedRows
 from .extraction import Extraction, dropped_by_reason, load_captures
 from .plan import require_room
 from .preparation import Preparation, missing_segments, open_matching, part_in, prepare
@@ -59,6 +60,8 @@ def extracting(
         storage.require_free()
     require_room(preparation, cache, need)
     _require_budget_for(preparation, cache, need, rolling)
+    if cache is not None:
+        DroppedRows(preparation, cache)  # before a target is loaded
     with storage.lock():
         captures = load_captures(preparation)
         cache = _lay_out(preparation, captures)
