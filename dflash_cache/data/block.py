@@ -130,7 +130,8 @@ class RowBlock:
 
 
 def _numbers(column: pa.ChunkedArray) -> Array:
-    return column.cast(pa.float64(), safe=False).to_numpy()
+    numbers: Array = column.cast(pa.float64(), safe=False).to_numpy()
+    return numbers
 
 
 def _any(flags: Array, starts: Int64Array, lengths: Int64Array) -> Array:

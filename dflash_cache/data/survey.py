@@ -51,11 +51,12 @@ def survey(
     if bad and on_bad_row == "fail":
         raise _refusal(bad)
     length, reason = np.concatenate(lengths), np.concatenate(reasons)
-    faulty = np.array([fault.row_id for fault in bad], np.int64)
-    kept = np.setdiff1d(np.flatnonzero(reason == KEPT), faulty)
+    good = np.ones(len(reason), bool)
+    good[[fault.row_id for fault in bad]] = False
+    kept = np.flatnonzero(good & (reason == KEPT))
     others = [
         DroppedRow(row_id=row, reason=REASONS[reason[row]])
-        for row in np.setdiff1d(np.flatnonzero(reason != KEPT), faulty).tolist()
+        for row in np.flatnonzero(good & (reason != KEPT)).tolist()
     ]
     return Survey(
         row_ids=kept,
