@@ -1,5 +1,6 @@
 """Open what users have: saved datasets, parquet, arrow and jsonl files, memory-mapped."""
 
+import glob
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -113,7 +114,10 @@ def _read_files(path: Path) -> pa.Table:
         return _join(path, [_map_arrow(file) for file in files])
     if not any(file.stat().st_size for file in files):
         raise DataError(f"--data {path}: the dataset is empty")
-    names = [str(file) for file in files]
+    if any("::" in str(file) for file in files):
+        raise ConfigError(f"--data {path}: a name with '::' cannot be opened; rename it")
+    # datasets takes names for patterns.
+    names = [glob.escape(str(file)) for file in files]
     # datasets converts once to Arrow files in its own folder and maps those.
     try:
         return datasets.load_dataset(_READERS[kind], data_files=names, split="train").data.table
