@@ -1,6 +1,7 @@
 """``extract`` against the bare forward pass, and its forward against one of all layers and logits.
 
     python tests/benchmarks/extract.py [--rounds 3] [--rows 400] [--threads 1] [--folder DIR]
+        [--only simulated demo forward]
 
 Every round runs all ways once, in turn, on the demo's rows. The JSON on stdout has medians.
 ``simulated``: tokens a second of an extraction over those of the same batches alone, on a device
@@ -166,6 +167,17 @@ def in_new_process(way: str, arguments: argparse.Namespace) -> int:
     return int(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
+def forward_report(
+    capture: LayerCapture, ids: list[torch.Tensor], arguments: argparse.Namespace
+) -> dict[str, Any]:
+    memory = {way: in_new_process(way, arguments) for way in ("stopped", "whole")}
+    return {
+        **forwards(capture, ids, arguments.rounds),
+        **{f"{way}_added_bytes": each for way, each in memory.items()},
+        "stopped_of_whole_bytes": memory["stopped"] / memory["whole"],
+    }
+
+
 def compared(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     config, rounds = settings(folder / "cache", arguments.rows), arguments.rounds
     preparation = prepare(config)
@@ -174,22 +186,21 @@ def compared(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     ids = [padded(batch) for batch in batches]
     largest = max(sum(map(len, batch)) for batch in batches)
     simulated = SimulatedCapture(capture, arguments.token_us * 1e-6, largest)
-    memory = {way: in_new_process(way, arguments) for way in ("stopped", "whole")}
-    forward = forwards(capture, ids, rounds)
-    forward |= {f"{way}_added_bytes": each for way, each in memory.items()}
-    forward["stopped_of_whole_bytes"] = memory["stopped"] / memory["whole"]
+    bare = {
+        "simulated": lambda: [simulated.hidden_states(each) for each in batches],
+        "demo": lambda: [stopped_pass(capture, each) for each in ids],
+    }
+    reports = {
+        "simulated": lambda: of_bare(config, simulated, bare["simulated"], rounds),
+        "demo": lambda: of_bare(config, capture, bare["demo"], rounds),
+        "forward": lambda: forward_report(capture, ids, arguments),
+    }
     return {
         "rows": arguments.rows,
         "tokens": int(preparation.survey.lengths.sum()),
         "batches": len(batches),
         "threads": torch.get_num_threads(),
-        "simulated": of_bare(
-            config, simulated, lambda: [simulated.hidden_states(each) for each in batches], rounds
-        ),
-        "demo": of_bare(
-            config, capture, lambda: [stopped_pass(capture, each) for each in ids], rounds
-        ),
-        "forward": forward,
+        **{name: reports[name]() for name in arguments.only},
     }
 
 
@@ -205,6 +216,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=400)
     parser.add_argument("--threads", type=int, default=1)  # another core is the writers'
     parser.add_argument("--token-us", type=float, default=200.0)
+    parser.add_argument("--only", nargs="+", default=["simulated", "demo", "forward"])
     parser.add_argument("--folder", type=Path, default=None)
     parser.add_argument("--memory-of", choices=("stopped", "whole"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()

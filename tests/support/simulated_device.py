@@ -15,18 +15,16 @@ class SimulatedCapture(LayerCapture):
     """``capture`` with another forward pass: ``token_s`` seconds for each padded token."""
 
     def __init__(self, capture: LayerCapture, token_s: float, most_tokens: int) -> None:
-        self.target, self.layer_ids = capture.target, capture.layer_ids
+        self.target, self.layer_ids, self._keep_last = capture.target, capture.layer_ids, False
         self._handles = []
         self._token_s = token_s
         shape = (most_tokens, len(self.layer_ids), self.target.shape.hidden_size)
         generator = torch.Generator().manual_seed(0)
         self._states_TKH = torch.randn(shape, generator=generator)
-        self._free_at = 0.0
 
     def hidden_states(
         self, sequences: Sequence[torch.Tensor], check: Callable[[], None] = lambda: None
     ) -> torch.Tensor:
-        """The device's time is its own: what the host does late does not add to it."""
         check()
         lengths = [len(ids) for ids in sequences]
         time.sleep(self._token_s * max(lengths) * len(lengths))
