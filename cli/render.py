@@ -99,3 +99,15 @@ def stages_tables(phase: str, stages: Mapping[str, Mapping[str, float]]) -> list
         cells = (seconds["busy_s"], seconds["starved_s"], seconds["blocked_s"])
         table.add_row(name, *(f"{cell:.1f}" for cell in cells))
     return [table]
+
+
+def channels_tables(phase: str, channels: Mapping[str, Mapping[str, float]]) -> list[Table]:
+    """How full each channel was: near its capacity, its reader is slow; near 0, its writer."""
+    if not channels:
+        return []
+    table = Table(title=f"Channels of {phase}, what they held when read", title_justify="left")
+    for heading in ("channel", "mean", "at most"):
+        table.add_column(heading, justify="left" if heading == "channel" else "right")
+    for name, figures in channels.items():
+        table.add_row(name, f"{figures['depth']:,.1f}", f"{figures['capacity']:,}")
+    return [table]

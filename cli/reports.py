@@ -8,7 +8,7 @@ from rich.table import Table
 
 from dflash_cache.runs.shown import shown_bytes, shown_time
 
-from .render import figures_table, stages_tables
+from .render import channels_tables, figures_table, stages_tables
 
 Report = Mapping[str, Any]
 REMEDIES = {
@@ -16,7 +16,9 @@ REMEDIES = {
     "pack": "Fewer --anchors or a smaller --batch-size would help",
     "target": "More --devices would help, or extraction before training",
     "write": "A faster disk, more --writers or --codec crc32c would help",
-    "read": "More --readers would help",
+    "read": "A faster disk or more --readers would help",
+    "commit": "A faster disk or larger --segment-tokens would help",
+    "choose": "A larger --max-disk would help",
 }
 
 
@@ -60,7 +62,21 @@ def extract_tables(report: Report) -> list[Table]:
             f"{report['segments_missing']:,}, by --max-disk or --share; the same command goes on "
             "with a larger budget, or another share"
         )
-    return [figures_table("Extracted", rows), *stages_tables("extraction", report["stages"])]
+    if critical := report["critical_stage"]:
+        rows["critical stage"] = _critical(critical, report["critical_share"])
+    return [
+        figures_table("Extracted", rows),
+        *stages_tables("extraction", report["stages"]),
+        *channels_tables("extraction", report["channels"]),
+    ]
+
+
+def _critical(stage: str, share: float) -> str:
+    """What sets the pace of an extraction, and what would help."""
+    busy = f"{stage}, busy {share:.0%} of the time"
+    if stage == "target":
+        return f"{busy}: as it should be. Only more or faster --devices would help"
+    return f"{busy}: the target waits for it. {REMEDIES.get(stage, '')}".strip()
 
 
 def train_tables(report: Report) -> list[Table]:
@@ -76,8 +92,15 @@ def train_tables(report: Report) -> list[Table]:
         "drafter": escape(report["export"]),
     }
     if slow := report["slow_stage"]:
-        rows["slow stage"] = f"{slow}: training waits for it. {REMEDIES.get(slow, '')}".strip()
-    return [figures_table("Trained", rows), *stages_tables("training", report["stages"])]
+        words = f"{slow}: training waits for it. {REMEDIES.get(slow, '')}".strip()
+        rows["critical stage"] = words
+    elif report["critical_stage"]:
+        rows["critical stage"] = "train: as it should be. Only a faster --device would help"
+    return [
+        figures_table("Trained", rows),
+        *stages_tables("training", report["stages"]),
+        *channels_tables("training", report["channels"]),
+    ]
 
 
 def export_tables(report: Report) -> list[Table]:

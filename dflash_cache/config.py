@@ -9,6 +9,8 @@ from .settings import option, require_not_negative, require_positive
 from .sizes import ByteCount
 
 MOST_DRAFT_LAYERS = 8
+OnBadRow = Literal["fail", "drop"]
+ON_BAD_ROW = "What becomes of rows with ids, masks or lengths that cannot be."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +47,8 @@ class ExtractConfig:
         None, help="Longest sequence [tokens; 3072, or the target's own limit if lower]."
     )
     too_long: Literal["truncate", "drop"] = option("truncate", help="What becomes of longer rows.")
+    on_bad_row: OnBadRow = option("fail", help=ON_BAD_ROW)
+    max_dropped: float = option(0.1, help="Stop at a larger share of rows with non-finite states.")
     segment_tokens: int = option(16384, help="Size of a segment, the unit of commit [tokens].")
     batch_tokens: int = option(8192, help="Most padded tokens in a target's batch [tokens].")
     readers: int = option(2, help="Threads that read rows.")
@@ -66,6 +70,8 @@ class ExtractConfig:
         require_not_negative(self, "plan_seed")
         if self.max_disk is not None and "://" in str(self.cache):
             raise ConfigError(f"--max-disk {self.max_disk}: --cache {self.cache} is no folder")
+        if not 0 <= self.max_dropped <= 1:
+            raise ConfigError(f"--max-dropped {self.max_dropped}: a share of the rows, 0 to 1")
         _ = self.share_of_segments
 
     @property
@@ -202,6 +208,7 @@ class EvaluateConfig:
     dtype: Literal["float32", "bfloat16"] | None = option(
         None, help="What target and drafter compute in [bfloat16 on CUDA, else float32]."
     )
+    on_bad_row: OnBadRow = option("fail", help=ON_BAD_ROW)
     prompts: int = option(64, help="Prompts to decode [rows].")
     new_tokens: int = option(64, help="Most tokens to decode for each prompt [tokens].")
     temperature: float = option(0.0, help="Sample at this temperature; 0 decodes greedily.")
@@ -288,13 +295,6 @@ class MergeConfig:
 
 
 Config = (
-    ExtractConfig
-    | PlanConfig
-    | TrainConfig
-    | EvaluateConfig
-    | ExportConfig
-    | BothConfig
-    | VerifyConfig
-    | InspectConfig
-    | MergeConfig
-)
+    ExtractConfig | PlanConfig | TrainConfig | EvaluateConfig | ExportConfig | BothConfig
+    | VerifyConfig | InspectConfig | MergeConfig
+)  # fmt: skip

@@ -42,6 +42,7 @@ class DatasetPart:
     too_long: str
     segment_tokens: int
     plan_seed: int
+    on_bad_row: str = "fail"  # caches from before there was a choice
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,5 +1,6 @@
 """Lists of numbers in Arrow memory, viewed and never copied as a whole."""
 
+from bisect import bisect_right
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -21,7 +22,18 @@ _LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 class _Chunk:
     offsets: Int64Array | Array  # [rows + 1] into values
     values: pa.Array
+    numbers: Array | None  # a view of values; None where Arrow packs bits or has nulls
     valid: Array | None  # [rows] bool; None when no row is null
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ListBlock:
+    """A run of rows of one chunk; a null row has no values, whatever lies under it."""
+
+    offsets: Int64Array  # [rows + 1] into values, from 0
+    values: Array  # a null inside a list is 0 here
+    valid: Array  # [rows] bool: not null
+    nulls: Int64Array  # positions in values of nulls inside lists
 
 
 class ListColumn:
@@ -37,43 +49,49 @@ class ListColumn:
         self.name = name
         self._chunks = [_view(chunk) for chunk in column.chunks]
         self.starts = np.cumsum([0] + [len(chunk) for chunk in column.chunks])
+        self._starts: list[int] = self.starts.tolist()  # searched faster than an array
 
     def __len__(self) -> int:
-        return int(self.starts[-1])
+        return self._starts[-1]
 
     def row(self, row: int) -> Array:
         """The values of ``row``: a view of the memory map where the type allows it."""
-        index = int(np.searchsorted(self.starts, row, side="right")) - 1
+        index = bisect_right(self._starts, row) - 1
         chunk = self._chunks[index]
-        local = row - int(self.starts[index])
+        local = row - self._starts[index]
         start, stop = int(chunk.offsets[local]), int(chunk.offsets[local + 1])
+        if chunk.numbers is not None:
+            return chunk.numbers[start:stop]
         values: Array = chunk.values[start:stop].to_numpy(zero_copy_only=False)
         return values
 
-    def block(self, start: int, stop: int) -> tuple[Int64Array, Array, Array]:
-        """Rows ``start:stop`` of one chunk: offsets [rows + 1] from 0, values, valid [rows]."""
-        index = int(np.searchsorted(self.starts, start, side="right")) - 1
+    def block(self, start: int, stop: int) -> ListBlock:
+        """Rows ``start:stop``, all of one chunk."""
+        index = bisect_right(self._starts, start) - 1
         chunk = self._chunks[index]
-        first = start - int(self.starts[index])
-        last = stop - int(self.starts[index])
+        first, last = start - self._starts[index], stop - self._starts[index]
         offsets = chunk.offsets[first : last + 1].astype(np.int64)
-        values = chunk.values[int(offsets[0]) : int(offsets[-1])]
+        bounds = slice(int(offsets[0]), int(offsets[-1]))
         offsets -= offsets[0]
-        valid = np.ones(last - first, bool)
-        if chunk.valid is not None:  # what lies under a null row is no content
-            valid = chunk.valid[first:last]
-            lengths = np.diff(offsets)
-            values = values.filter(pa.array(np.repeat(valid, lengths)))
-            offsets = np.concatenate([[0], np.cumsum(np.where(valid, lengths, 0))])
-        if values.null_count:
-            position = int(np.flatnonzero(~values.is_valid().to_numpy(zero_copy_only=False))[0])
-            row = int(np.searchsorted(offsets, position, side="right")) - 1
-            raise DataError(
-                f"row {start + row}, column {self.name!r}, "
-                f"position {position - int(offsets[row])}: null inside a list; write a number "
-                "there, or drop the row"
+        valid = np.ones(last - first, bool) if chunk.valid is None else chunk.valid[first:last]
+        if chunk.numbers is not None and valid.all():
+            no_nulls = np.zeros(0, np.int64)
+            return ListBlock(
+                offsets=offsets, values=chunk.numbers[bounds], valid=valid, nulls=no_nulls
             )
-        return offsets, values.to_numpy(zero_copy_only=False), valid
+        lengths = np.diff(offsets)
+        values = chunk.values[bounds].filter(pa.array(np.repeat(valid, lengths)))
+        if pa.types.is_null(values.type):
+            values = values.cast(pa.int8())
+        present = values.is_valid().to_numpy(zero_copy_only=False)
+        if not present.all():
+            values = values.fill_null(False if pa.types.is_boolean(values.type) else 0)
+        return ListBlock(
+            offsets=np.concatenate([[0], np.cumsum(np.where(valid, lengths, 0))]),
+            values=values.to_numpy(zero_copy_only=False),
+            valid=valid,
+            nulls=np.flatnonzero(~present),
+        )
 
 
 def _view(chunk: pa.Array) -> _Chunk:
@@ -83,4 +101,7 @@ def _view(chunk: pa.Array) -> _Chunk:
     else:
         offsets = chunk.offsets.to_numpy()
     valid = chunk.is_valid().to_numpy(zero_copy_only=False) if chunk.null_count else None
-    return _Chunk(offsets, chunk.values, valid)
+    values = chunk.values
+    is_number = pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
+    numbers = values.to_numpy() if is_number and not values.null_count else None
+    return _Chunk(offsets, values, numbers, valid)

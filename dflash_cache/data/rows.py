@@ -1,5 +1,6 @@
 """Open what users have: saved datasets, parquet, arrow and jsonl files, memory-mapped."""
 
+import glob
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -11,7 +12,7 @@ import pyarrow as pa
 from dflash_cache.errors import ConfigError, DataError
 from dflash_cache.types import TokenSequence
 
-from .columns import INTEGERS, ListColumn
+from .columns import INTEGERS, NUMBERS, ListColumn
 
 _READERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json"}
 
@@ -28,7 +29,7 @@ class TokenRows:
             )
         self.input_ids = ListColumn("input_ids", table.column("input_ids"), INTEGERS)
         self.loss_mask = ListColumn("loss_mask", table.column("loss_mask"))
-        self.seq_len = table.column("seq_len") if "seq_len" in table.column_names else None
+        self.seq_len = _lengths_of(table)
         named = table.column("category") if "category" in table.column_names else None
         self._category = named if named is not None and _is_text(named.type) else None
         self.num_rows = table.num_rows if limit is None else min(table.num_rows, limit)
@@ -63,6 +64,15 @@ class TokenRows:
             input_ids=self.input_ids.row(row)[:num_tokens].astype(np.int32),
             loss_mask=self.loss_mask.row(row)[:num_tokens].astype(np.uint8),
         )
+
+
+def _lengths_of(table: pa.Table) -> pa.ChunkedArray | None:
+    if "seq_len" not in table.column_names:
+        return None
+    column = table.column("seq_len")
+    if not any(check(column.type) for check in NUMBERS):
+        raise DataError(f"column 'seq_len' has type {column.type}, expected an integer")
+    return column
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -104,7 +114,10 @@ def _read_files(path: Path) -> pa.Table:
         return _join(path, [_map_arrow(file) for file in files])
     if not any(file.stat().st_size for file in files):
         raise DataError(f"--data {path}: the dataset is empty")
-    names = [str(file) for file in files]
+    if any("::" in str(file) for file in files):
+        raise ConfigError(f"--data {path}: a name with '::' cannot be opened; rename it")
+    # datasets takes names for patterns.
+    names = [glob.escape(str(file)) for file in files]
     # datasets converts once to Arrow files in its own folder and maps those.
     try:
         return datasets.load_dataset(_READERS[kind], data_files=names, split="train").data.table

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, Literal, TypeVar
 
-from .stage import wait_until
+from .stage import note_taken, wait_until
 
 T = TypeVar("T")
 
@@ -101,6 +101,7 @@ class Channel(Generic[T]):
                 raise Cancelled(self.name)
             if not self._items:
                 raise ChannelClosed(self.name)
+            note_taken(self.name, self.capacity, self._held)
             item = self._items.popleft()
             self._held -= self._size_of(item)
             self._changed.notify_all()

@@ -3,7 +3,24 @@
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+
+@dataclass(kw_only=True, slots=True)
+class Depth:
+    """What a channel held when something was taken from it, in the unit of its capacity."""
+
+    capacity: int
+    num_taken: int = 0
+    held: int = 0  # summed over all that was taken, each included
+
+    @property
+    def mean(self) -> float:
+        return self.held / self.num_taken
+
+    def add(self, num_taken: int, held: int) -> None:
+        self.num_taken += num_taken
+        self.held += held
 
 
 @dataclass(kw_only=True, slots=True)
@@ -13,6 +30,8 @@ class StageStatistics:
     alive_s: float = 0.0
     starved_s: float = 0.0
     blocked_s: float = 0.0
+    num_threads: int = 0
+    depths: dict[str, Depth] = field(default_factory=dict)  # of channels that it took from
 
     @property
     def busy_s(self) -> float:
@@ -27,6 +46,12 @@ class StageStatistics:
         self.alive_s += other.alive_s
         self.starved_s += other.starved_s
         self.blocked_s += other.blocked_s
+        self.num_threads += other.num_threads
+        for name, depth in other.depths.items():
+            self.note_depth(name, depth.capacity, depth.num_taken, depth.held)
+
+    def note_depth(self, channel: str, capacity: int, num_taken: int, held: int) -> None:
+        self.depths.setdefault(channel, Depth(capacity=capacity)).add(num_taken, held)
 
 
 _current = threading.local()
@@ -34,13 +59,20 @@ _current = threading.local()
 
 def begin_stage() -> StageStatistics:
     """Let the calling thread's waits be counted; returns the figures that they go to."""
-    _current.statistics = StageStatistics(alive_s=-time.perf_counter())
+    _current.statistics = StageStatistics(alive_s=-time.perf_counter(), num_threads=1)
     return _current.statistics  # type: ignore[no-any-return]
 
 
 def end_stage(statistics: StageStatistics) -> None:
     statistics.alive_s += time.perf_counter()
     _current.statistics = None
+
+
+def note_taken(channel: str, capacity: int, held: int) -> None:
+    """Count for the calling thread's stage that ``channel`` held so much when it took an item."""
+    statistics: StageStatistics | None = getattr(_current, "statistics", None)
+    if statistics is not None:
+        statistics.note_depth(channel, capacity, 1, held)
 
 
 def wait_until(changed: threading.Condition, ready: Callable[[], bool], *, kind: str) -> None:

@@ -134,5 +134,6 @@ def _evaluation(config: BothConfig) -> EvaluateConfig:
         trust_remote_code=extract.trust_remote_code,
         device=config.train.device,
         dtype=extract.dtype,
+        on_bad_row=extract.on_bad_row,
         untrained=True,
     )

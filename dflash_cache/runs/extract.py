@@ -15,7 +15,9 @@ from dflash_cache.pipeline import Pipeline, StageStatistics
 from dflash_cache.settings import to_json
 from dflash_cache.target import LayerCapture
 
+from .critical import critical_stage, stages_and_channels
 from .disk import DiskNeed, disk_need
+from .dropped import DroppedRows
 from .extraction import Extraction, dropped_by_reason, load_captures
 from .plan import require_room
 from .preparation import Preparation, missing_segments, open_matching, part_in, prepare
@@ -29,7 +31,8 @@ def extract(config: ExtractConfig, on_progress: OnProgress = ignore) -> dict[str
 
     Returns the report: sequences, tokens, truncated, dropped {reason: rows}, bytes_raw,
     bytes_stored, segments_missing (not extracted, for the disk budget was reached), wall_s,
-    stages {name: {busy_s, starved_s, blocked_s}}.
+    critical_stage, critical_share, stages {name: {busy_s, starved_s, blocked_s}}, channels
+    {name: {capacity, depth}}.
     """
     began = time.perf_counter()
     preparation = prepare(config)
@@ -59,6 +62,8 @@ def extracting(
         storage.require_free()
     require_room(preparation, cache, need)
     _require_budget_for(preparation, cache, need, rolling)
+    if cache is not None:
+        DroppedRows(preparation, cache)  # before a target is loaded
     with storage.lock():
         captures = load_captures(preparation)
         cache = _lay_out(preparation, captures)
@@ -149,5 +154,6 @@ def extract_report(
         "bytes_stored": sum(segment.bytes_stored for segment in segments),
         "segments_missing": cache.spec.first_segments[-1] - len(segments),
         "wall_s": round(wall_s, 3),
-        "stages": {name: stage.as_dict() for name, stage in statistics.items()},
+        **critical_stage(statistics),
+        **stages_and_channels(statistics),
     }

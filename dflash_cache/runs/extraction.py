@@ -19,6 +19,7 @@ from dflash_cache.target import (
 )
 from dflash_cache.types import CommittedSegment, SegmentPlan, TokenSequence
 
+from .dropped import DroppedRows
 from .preparation import Preparation, missing_segments
 from .progress import OnProgress, Progress
 from .room import Eviction, Room
@@ -66,6 +67,7 @@ class Extraction:
         self._writer = writer
         self.room = room  # what a disk budget has; None without one
         self._on_progress = on_progress
+        self._dropped = DroppedRows(preparation, cache)
         self._began = time.perf_counter()
         self.num_evicted = 0
         self.wall_s = 0.0  # from the start until the last segment was committed
@@ -182,6 +184,7 @@ class Extraction:
         index = item.segment.index
         self._writer.commit(item.folder, item.segment)
         self.committed.add(index)
+        self._dropped.add(item.segment)
         if self.room is not None:
             self.room.committed(index, segment_bytes(self._cache, index))
         self.wall_s = time.perf_counter() - self._began

@@ -26,6 +26,7 @@ from .devices import default_dtype, target_devices
 
 DEFAULT_CONTEXT_LAYERS = 5
 DEFAULT_MAX_SEQ_LEN = 3072
+_PLAN_SETTINGS = ("limit", "too_long", "on_bad_row", "segment_tokens", "plan_seed")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,9 +54,7 @@ def prepare(config: ExtractConfig, *, spare_last: bool = False) -> Preparation:
     shape = TargetShape.load(folder, trust_remote_code=config.trust_remote_code)
     max_seq_len = _max_seq_len(config, shape)
     rows = TokenRows.open(config.data, split=config.split, limit=config.limit)
-    found = survey(
-        rows, vocab_size=shape.vocab_size, max_seq_len=max_seq_len, too_long=config.too_long
-    )
+    found = _survey(config, rows, shape.vocab_size, max_seq_len)
     _require_rows(config, rows, found)
     plan = plan_segments(
         found.row_ids, found.lengths, seed=config.plan_seed, segment_tokens=config.segment_tokens
@@ -65,11 +64,8 @@ def prepare(config: ExtractConfig, *, spare_last: bool = False) -> Preparation:
         dataset_fingerprint=found.fingerprint,
         num_rows=rows.num_rows,
         num_segments=len(plan),
-        limit=config.limit,
         max_seq_len=max_seq_len,
-        too_long=config.too_long,
-        segment_tokens=config.segment_tokens,
-        plan_seed=config.plan_seed,
+        **{name: getattr(config, name) for name in _PLAN_SETTINGS},
     )
     return Preparation(
         config=config,
@@ -81,6 +77,16 @@ def prepare(config: ExtractConfig, *, spare_last: bool = False) -> Preparation:
         survey=found,
         plan=plan,
         spec=_spec(config, shape, part, devices[0]),
+    )
+
+
+def _survey(config: ExtractConfig, rows: TokenRows, vocab_size: int, max_seq_len: int) -> Survey:
+    return survey(
+        rows,
+        vocab_size=vocab_size,
+        max_seq_len=max_seq_len,
+        too_long=config.too_long,
+        on_bad_row=config.on_bad_row,
     )
 
 

@@ -63,6 +63,7 @@ def choose_prompts(config: EvaluateConfig, drafters: Sequence[DrafterFolder]) ->
             vocab_size=vocab_size,
             max_seq_len=num_tokens,
             too_long="truncate",
+            on_bad_row=config.on_bad_row,
         )
     rows = TokenRows.open(config.data, split=config.split)
     known = [_held_out(each, surveys, rows) for each in drafters]

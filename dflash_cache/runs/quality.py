@@ -92,6 +92,7 @@ def _require_dataset(data: Path, cache: Cache) -> None:
             vocab_size=cache.spec.vocab_size,
             max_seq_len=part.max_seq_len,
             too_long=part.too_long,
+            on_bad_row=part.on_bad_row,
         )
         if found.fingerprint == part.dataset_fingerprint:
             return

@@ -36,6 +36,7 @@ from dflash_cache.train import (
     training_done,
 )
 
+from .critical import stages_and_channels
 from .devices import single_device, training_device
 from .held_out import NotingSource
 from .progress import OnProgress, Progress, ignore
@@ -58,7 +59,7 @@ def train(config: TrainConfig, on_progress: OnProgress = ignore) -> dict[str, An
     Under torchrun every process calls this, and all get the same report; the first one writes.
 
     Returns the report: steps, tokens, loss_first, loss_last, block_acceptance_length,
-    slot_accuracy, wall_s, waiting_share, slow_stage, stages, export.
+    slot_accuracy, wall_s, waiting_share, slow_stage, critical_stage, stages, channels, export.
     """
     began = time.perf_counter()
     config = replace(config, device=training_device(config.device))
@@ -244,11 +245,9 @@ class TrainingRun:
             **self._held_out_figures,
             "wall_s": round(wall_s, 3),
             **waiting(statistics),
-            "stages": {
-                name: stage.as_dict()
-                for name, stage in statistics.items()
-                if name in TRAINING_STAGES
-            },
+            **stages_and_channels(
+                {name: statistics[name] for name in statistics if name in TRAINING_STAGES}
+            ),
             "export": str(self.config.out / EXPORT),
         }
 

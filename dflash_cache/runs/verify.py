@@ -120,6 +120,7 @@ def _extract_config(config: VerifyConfig, cache: Cache, number: int) -> ExtractC
         "cache": str(config.cache),
         "dtype": cache.spec.dtype,
         "share": None,
+        "max_dropped": 1.0,  # rows without finite states are no damage
         "devices": config.devices,
         "trust_remote_code": config.trust_remote_code,  # never because a cache says so
     }

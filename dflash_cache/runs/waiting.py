@@ -10,9 +10,10 @@ TOLERATED_SHARE = 0.05  # a short run always waits for its first batch
 
 
 def waiting(statistics: Mapping[str, StageStatistics]) -> dict[str, Any]:
-    """``waiting_share`` of training's time without a batch, and ``slow_stage``.
+    """``waiting_share`` of training's time without a batch, ``slow_stage`` and ``critical_stage``.
 
-    That is the stage with the least waiting of its own; None while the share is tolerated.
+    The slow stage is that with the least waiting of its own; None while the share is tolerated.
+    Then training itself is the critical one.
     """
     training = statistics.get("train", StageStatistics())
     share = training.starved_s / training.alive_s if training.alive_s > 0 else 0.0
@@ -22,4 +23,5 @@ def waiting(statistics: Mapping[str, StageStatistics]) -> dict[str, Any]:
         if name != "train" and stage.alive_s > 0
     }
     slow = max(others, key=others.__getitem__) if others and share > TOLERATED_SHARE else None
-    return {"waiting_share": round(share, 4), "slow_stage": slow}
+    critical = slow or ("train" if training.alive_s > 0 else None)
+    return {"waiting_share": round(share, 4), "slow_stage": slow, "critical_stage": critical}

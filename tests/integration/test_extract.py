@@ -78,7 +78,7 @@ def test_rows_with_states_that_are_not_finite_go_to_the_ledger_and_not_to_the_ca
     model.get_input_embeddings().weight.data[NAN_TOKEN] = float("nan")
     model.save_pretrained(tmp_path / "target")
     ids = list(random_rows()["input_ids"])
-    extract(config(shared, tmp_path / "cache", target=str(tmp_path / "target")))
+    extract(config(shared, tmp_path / "cache", target=str(tmp_path / "target"), max_dropped=1.0))
     cache = Cache.open(tmp_path / "cache")
     planned = {row for plan in cache.plan for row in plan.row_ids.tolist()}
     found = {row.row_id: row.detail for row in cache.ledger if row.reason == "non_finite"}
@@ -97,7 +97,7 @@ def test_a_token_that_is_not_finite_spoils_no_row_that_lacks_it_whatever_its_id(
     model.get_input_embeddings().weight.data[0] = float("inf")
     model.save_pretrained(tmp_path / "target")
     ids = list(random_rows()["input_ids"])
-    extract(config(shared, tmp_path / "cache", target=str(tmp_path / "target")))
+    extract(config(shared, tmp_path / "cache", target=str(tmp_path / "target"), max_dropped=1.0))
     cache = Cache.open(tmp_path / "cache")
     spoilt = {row.row_id for row in cache.ledger if row.reason == "non_finite"}
     assert spoilt == {row for row in spoilt | rows_in(cache) if 0 in ids[row]}
@@ -217,6 +217,7 @@ def one_changed_token(shared: Path, folder: Path) -> Path:
         ("max_seq_len", {"max_seq_len": 128}),
         ("too_long", {"too_long": "drop"}),
         ("limit", {"limit": 200}),
+        ("on_bad_row", {"on_bad_row": "drop"}),
     ],
 )
 def test_a_resume_with_another_setting_is_refused_and_the_setting_named(

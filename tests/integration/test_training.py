@@ -26,7 +26,7 @@ from tests.support.runs import (
 )
 
 # Keys of a report that are about one start of a run and not about the run.
-OF_THIS_START = {"wall_s", "waiting_share", "slow_stage", "stages"}
+OF_THIS_START = {"wall_s", "waiting_share", "slow_stage", "critical_stage", "stages", "channels"}
 
 
 @pytest.fixture(scope="module")

@@ -45,8 +45,12 @@ def test_the_stage_that_waits_least_is_the_slow_one(starved, stage):
         "train": StageStatistics(alive_s=10, starved_s=starved),
     }
     found = waiting(statistics)
-    assert found == {"waiting_share": starved / 10, "slow_stage": stage}
+    assert found == {
+        "waiting_share": starved / 10,
+        "slow_stage": stage,
+        "critical_stage": stage or "train",
+    }
 
 
 def test_a_run_in_which_nothing_trained_waited_for_nothing():
-    assert waiting({}) == {"waiting_share": 0.0, "slow_stage": None}
+    assert waiting({}) == {"waiting_share": 0.0, "slow_stage": None, "critical_stage": None}

@@ -81,10 +81,17 @@ def surveyed(
     vocab_size: int = 512,
     max_seq_len: int = 256,
     too_long: str = "truncate",
+    on_bad_row: str = "fail",
 ) -> Survey:
     if not isinstance(rows, TokenRows):
         rows = TokenRows(rows if isinstance(rows, pa.Table) else as_table(rows))
-    return survey(rows, vocab_size=vocab_size, max_seq_len=max_seq_len, too_long=too_long)
+    return survey(
+        rows,
+        vocab_size=vocab_size,
+        max_seq_len=max_seq_len,
+        too_long=too_long,
+        on_bad_row=on_bad_row,
+    )
 
 
 def reasons(found: Survey) -> dict[int, str]:

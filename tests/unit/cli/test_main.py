@@ -23,7 +23,10 @@ REPORT = {
     "bytes_stored": 900,
     "segments_missing": 0,
     "wall_s": 1.5,
+    "critical_stage": "read",
+    "critical_share": 0.9,
     "stages": {"read": {"busy_s": 1.0, "starved_s": 0.0, "blocked_s": 0.5}},
+    "channels": {"rows": {"capacity": 2, "depth": 1.25}},
 }
 OF_OURS = [
     kind

@@ -1,11 +1,12 @@
 """Reports in a reader's words."""
 
 import io
+import re
 
 import pytest
 from rich.console import Console
 
-from dflash_cache.cli.reports import evaluate_tables, train_tables
+from dflash_cache.cli.reports import evaluate_tables, extract_tables, train_tables
 
 
 def figures(length, **more):
@@ -28,8 +29,8 @@ SHARED = {
 
 TRAINED = {
     "steps": 9, "tokens": 90, "loss_first": 2.0, "loss_last": 1.0, "block_acceptance_length": 1.5,
-    "slot_accuracy": [0.5], "wall_s": 0.2, "waiting_share": 0.0, "slow_stage": None, "stages": {},
-    "export": "run/export",
+    "slot_accuracy": [0.5], "wall_s": 0.2, "stages": {}, "channels": {}, "export": "run/export",
+    "waiting_share": 0.0, "slow_stage": None, "critical_stage": None,
 }  # fmt: skip
 
 
@@ -80,3 +81,42 @@ def test_a_finished_run_says_that_nothing_was_left_to_do():
     assert "nothing was left to do" in shown(TRAINED, train_tables)
     busy = {"train": {"busy_s": 0.1, "starved_s": 0.0, "blocked_s": 0.0}}
     assert "0.2 s" in shown(TRAINED | {"stages": busy}, train_tables)
+
+
+EXTRACTED = {
+    "sequences": 3, "tokens": 70, "truncated": 0, "dropped": {"mask_value": 2}, "bytes_raw": 1000,
+    "bytes_stored": 900, "segments_missing": 0, "wall_s": 1.5, "critical_share": 0.934,
+    "stages": {"target": {"busy_s": 1.0, "starved_s": 0.0, "blocked_s": 0.5}},
+    "channels": {"rows": {"capacity": 4, "depth": 3.25}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("stage", "words"),
+    [
+        ("target", "target, busy 93% of the time: as it should be. Only more or faster --devices"),
+        ("write", "write, busy 93% of the time: the target waits for it. A faster disk, more --wr"),
+        ("read", "read, busy 93% of the time: the target waits for it. A faster disk or more --re"),
+    ],
+)
+def test_the_critical_stage_of_an_extraction_is_named_with_what_would_help(stage, words):
+    text = shown(EXTRACTED | {"critical_stage": stage}, extract_tables)
+    assert words in text
+    assert re.search(r"rows\W+3\.2\W+4\b", text)
+
+
+def test_an_extraction_in_which_nothing_ran_has_no_critical_stage():
+    nothing = {"critical_stage": None, "critical_share": 0.0, "stages": {}, "channels": {}}
+    assert "critical" not in shown(EXTRACTED | nothing, extract_tables)
+
+
+@pytest.mark.parametrize(
+    ("slow", "words"),
+    [
+        (None, "train: as it should be. Only a faster --device would help"),
+        ("prefetch", "prefetch: training waits for it. A faster disk, more --prefetch-readers"),
+    ],
+)
+def test_the_critical_stage_of_a_training_is_named_with_what_would_help(slow, words):
+    report = TRAINED | {"slow_stage": slow, "critical_stage": slow or "train"}
+    assert words in shown(report, train_tables)

@@ -15,6 +15,10 @@ def column(lists, kind="list", values=None):
     return pa.chunked_array([pa.array(lists, list_type(kind, values or pa.int64(), size))])
 
 
+def parts(block):
+    return block.offsets, block.values, block.valid
+
+
 def all_rows(found):
     return [found.row(row).tolist() for row in range(len(found))]
 
@@ -84,7 +88,7 @@ def test_a_row_of_numbers_is_a_view_and_not_a_copy(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_block_has_offsets_from_zero_and_the_values_between_them(kind):
-    offsets, values, valid = ListColumn("c", column(LISTS, kind).slice(1)).block(1, 3)
+    offsets, values, valid = parts(ListColumn("c", column(LISTS, kind).slice(1)).block(1, 3))
     assert offsets.tolist() == [0, 3, 6]
     assert values.tolist() == [30, 31, 32, 40, 41, 42]
     assert valid.tolist() == [True, True]
@@ -92,7 +96,7 @@ def test_a_block_has_offsets_from_zero_and_the_values_between_them(kind):
 
 def test_a_block_lies_in_the_chunk_that_holds_its_first_row():
     chunks = pa.chunked_array([[[1], [2, 2]], [], [[3, 3, 3], [4]]], pa.list_(pa.int64()))
-    offsets, values, _ = ListColumn("c", chunks).block(2, 4)
+    offsets, values, _ = parts(ListColumn("c", chunks).block(2, 4))
     assert offsets.tolist() == [0, 3, 4]
     assert values.tolist() == [3, 3, 3, 4]
 
@@ -100,7 +104,7 @@ def test_a_block_lies_in_the_chunk_that_holds_its_first_row():
 def test_reading_blocks_does_not_change_what_rows_are():
     found = ListColumn("c", column(RAGGED))
     for _ in range(2):
-        assert found.block(2, 4)[0].tolist() == [0, 3, 5]
+        assert found.block(2, 4).offsets.tolist() == [0, 3, 5]
         assert found.row(3).tolist() == [5, 6]
 
 
@@ -108,41 +112,40 @@ def test_reading_blocks_does_not_change_what_rows_are():
 def test_null_rows_are_marked_in_a_block(kind):
     lists = [None, [1, 2], None, [], [3]]
     found = ListColumn("c", column(lists, kind))
-    offsets, values, valid = found.block(0, 5)
+    offsets, values, valid = parts(found.block(0, 5))
     assert valid.tolist() == [False, True, False, True, True]
     assert np.diff(offsets)[valid].tolist() == [2, 0, 1]
     assert values.tolist() == [1, 2, 3]
-    assert found.block(1, 4)[2].tolist() == [True, False, True]
+    assert found.block(1, 4).valid.tolist() == [True, False, True]
 
 
 def test_null_rows_of_a_fixed_size_list_are_marked_and_are_no_nulls_inside_a_list():
     found = ListColumn("c", column([[1, 2], None, [5, 6]], "fixed_size_list"))
-    offsets, values, valid = found.block(0, 3)
+    offsets, values, valid = parts(found.block(0, 3))
     assert valid.tolist() == [True, False, True]
     assert values[offsets[2] : offsets[3]].tolist() == [5, 6]
 
 
 @pytest.mark.parametrize("kind", ["list", "large_list"])
-def test_a_null_inside_a_list_is_an_error_that_names_row_and_position(kind):
-    found = ListColumn("input_ids", column([[7], [], [1, 2, None, 4], [None]], kind))
-    with pytest.raises(DataError) as caught:
-        found.block(0, 4)
-    assert str(caught.value) == (
-        "row 2, column 'input_ids', position 2: null inside a list; "
-        "write a number there, or drop the row"
-    )
+@pytest.mark.parametrize("values", [pa.int64(), pa.float32(), pa.bool_()])
+def test_nulls_inside_lists_are_found_and_null_rows_are_none_of_them(kind, values):
+    lists = [[1], None, [], [1, 0, None, 1], [None]]
+    lists = [each and pa.array(each).cast(values).to_pylist() for each in lists]
+    block = ListColumn("c", column(lists, kind, values)).block(0, 5)
+    assert block.nulls.tolist() == [3, 5]
+    assert block.values.tolist() == [1, 1, 0, 0, 1, 0]
+    assert block.offsets.tolist() == [0, 1, 1, 1, 5, 6]
 
 
-def test_a_null_inside_a_fixed_size_list_is_an_error_that_names_row_and_position():
-    found = ListColumn("loss_mask", column([[7, 8], [1, None]], "fixed_size_list").slice(1))
-    with pytest.raises(DataError, match="row 0, column 'loss_mask', position 1: null inside"):
-        found.block(0, 1)
+def test_a_null_inside_a_fixed_size_list_is_found():
+    found = ListColumn("c", column([[7, 8], [1, None]], "fixed_size_list").slice(1))
+    assert found.block(0, 1).nulls.tolist() == [1]
 
 
-def test_a_null_is_placed_by_its_row_in_the_whole_column_and_not_in_its_chunk():
-    chunks = pa.chunked_array([[[1], [2]], [[3], [4, None]]], pa.list_(pa.int64()))
-    with pytest.raises(DataError, match="row 3, column 'c', position 1: "):
-        ListColumn("c", chunks).block(2, 4)
+def test_lists_that_hold_nothing_but_nulls_are_read():
+    block = ListColumn("c", pa.chunked_array([pa.array([[None], [], [None, None]])])).block(0, 3)
+    assert block.nulls.tolist() == [0, 1, 2]
+    assert block.values.tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("values", [["text"], [1], [{"a": 1}]])

@@ -1,3 +1,5 @@
+import tracemalloc
+
 import datasets
 import numpy as np
 import pyarrow as pa
@@ -75,6 +77,42 @@ def test_the_files_of_a_folder_are_read_in_the_order_of_their_names(tmp_path, na
     assert contents(TokenRows.open(tmp_path)) == ROWS
 
 
+@pytest.mark.parametrize(
+    "name", ["part [1-3].parquet", "[x].jsonl", "été 日本.json", "a*b?{c}.arrow"]
+)
+def test_names_with_spaces_brackets_and_accents_are_names_and_no_patterns(tmp_path, name):
+    folder = tmp_path / "my [rows] é*"
+    folder.mkdir()
+    write = {".parquet": WRITERS["rows.parquet"], ".arrow": write_file}.get(
+        (folder / name).suffix, write_jsonl
+    )
+    write(folder / name, as_table(ROWS))
+    for path in (folder, folder / name):
+        assert contents(TokenRows.open(path)) == ROWS
+
+
+def test_a_saved_dataset_in_a_folder_of_such_a_name_is_opened(tmp_path):
+    path = saved(tmp_path / "my [rows] é*", ROWS)
+    assert contents(TokenRows.open(path)) == ROWS
+
+
+def test_a_name_that_datasets_takes_for_an_address_is_refused(tmp_path):
+    write_jsonl(tmp_path / "a::b.jsonl", as_table(ROWS))
+    with pytest.raises(ConfigError, match="a name with '::' cannot be opened; rename it"):
+        TokenRows.open(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["arrow", "jsonl"])
+def test_many_files_are_one_dataset(tmp_path, kind):
+    rows = random_rows(300, longest=6)
+    write = {"arrow": write_stream, "jsonl": write_jsonl}[kind]
+    for start in range(0, 300, 3):
+        write(tmp_path / f"rows-{start:05d}.{kind}", as_table(rows[start : start + 3]))
+    found = TokenRows.open(tmp_path)
+    assert contents(found) == rows
+    assert surveyed(found).fingerprint == surveyed(rows).fingerprint
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["stream.arrow", "file.arrow", "rows.parquet"])
 def test_every_kind_of_list_is_read_from_files(tmp_path, kind, name):
@@ -93,6 +131,21 @@ def test_arrow_files_stay_on_disk_and_are_mapped(tmp_path):
     assert size > 8_000_000
     assert pa.total_allocated_bytes() - before < size / 100
     assert rows.sequence(1999, 500).input_ids.tolist() == list(range(500))
+
+
+def test_a_survey_takes_little_memory_whatever_the_number_of_rows(tmp_path):
+    table = as_table([{"input_ids": list(range(200)), "loss_mask": [1] * 200}] * 20_000)
+    write_stream(tmp_path / "rows.arrow", table)
+    del table
+    rows = TokenRows.open(tmp_path / "rows.arrow")
+    before = pa.total_allocated_bytes()
+    tracemalloc.start()
+    found = surveyed(rows)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(found.row_ids) == 20_000
+    assert most < 10_000_000 < 20_000 * 200 * 8
+    assert pa.total_allocated_bytes() - before < 1_000_000
 
 
 def saved(path, rows, **more):

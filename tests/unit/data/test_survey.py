@@ -16,7 +16,7 @@ from tests.support.arrow_tables import (
 
 GOOD = {"input_ids": [1, 2, 3, 4], "loss_mask": [0, 0, 1, 1]}
 OTHER = {"input_ids": [9, 8, 7, 6], "loss_mask": [1, 1, 1, 1]}
-END = "Mend or drop these rows and run again"
+END = "Mend these rows, or leave them out with --on-bad-row drop"
 
 
 def row(ids, mask=None, **more):
@@ -218,11 +218,73 @@ def test_a_row_with_several_faults_counts_once():
 
 def test_a_null_inside_a_list_is_an_error_with_row_and_position():
     message = fault_of([GOOD, row([1, None, 3])])
-    assert message == (
-        "row 1, column 'input_ids', position 1: null inside a list; "
-        "write a number there, or drop the row"
-    )
-    assert "column 'loss_mask', position 2" in fault_of([row([1, 2, 3], [1, 1, None])])
+    assert message == f"row 1: position 1: null in input_ids. {END}"
+    assert "row 0: position 2: null in loss_mask" in fault_of([row([1, 2, 3], [1, 1, None])])
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason", "detail"),
+    [
+        (row([1, 512, 3]), "id_out_of_range", "position 1: id 512 is outside the target's voc"),
+        (row([1, 2, -1]), "id_out_of_range", "position 2: id -1 is outside the target's voc"),
+        (row([1, 2, 3], [0, 2, 1]), "mask_value", "position 1: loss_mask value 2 is neither"),
+        (row([1, 2, 3], [1, 1]), "mask_length", "loss_mask has 2 values for 3 ids"),
+        (row([1, 2], [1, 1, 1, 1]), "mask_length", "loss_mask has 4 values for 2 ids"),
+        (row([1, 2], []), "mask_length", "loss_mask has 0 values for 2 ids"),
+        (row([], [1, 1]), "mask_length", "loss_mask has 2 values for 0 ids"),
+        (row([1, 2, 3], seq_len=4), "seq_len", "seq_len says 4, input_ids has 3"),
+        (row([1, None, 3]), "null_value", "position 1: null in input_ids"),
+        (row([1, 2, 3], [1, None, 1]), "null_value", "position 1: null in loss_mask"),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 2, 4])
+def test_a_bad_row_is_left_out_with_its_fault_if_the_policy_says_so(bad, reason, detail, place):
+    good = [GOOD, OTHER, row([1, 2, 3], [0, 0, 0]), GOOD]
+    rows = [{"seq_len": len(each["input_ids"])} | each for each in (*good[:place], bad)]
+    rows += [{"seq_len": len(each["input_ids"])} | each for each in good[place:]]
+    found = surveyed(rows, on_bad_row="drop")
+    unsupervised = 2 if place > 2 else 3
+    assert reasons(found) == {place: reason, unsupervised: "no_loss_token"}
+    assert found.row_ids.tolist() == [each for each in range(5) if each not in reasons(found)]
+    (dropped,) = [each for each in found.dropped if each.row_id == place]
+    assert dropped.detail.startswith(detail)
+
+
+def test_dropping_bad_rows_changes_nothing_where_there_are_none():
+    rows = [*random_rows(20), row(None, [1]), row([])]
+    assert same(surveyed(rows, on_bad_row="drop"), surveyed(rows))
+
+
+def test_every_bad_row_is_left_out_once_and_in_order():
+    rows = [row([600, 1], [1, 2]), row([]), row([1], [1, 1]), GOOD, row([-1, 600])]
+    found = surveyed(rows, on_bad_row="drop")
+    expected = {0: "id_out_of_range", 1: "empty", 2: "mask_length", 4: "id_out_of_range"}
+    assert list(reasons(found).items()) == list(expected.items())
+    assert len(found.dropped) == 4
+
+
+@pytest.mark.parametrize(
+    ("bad", "mended"),
+    [
+        (row([1, 2**32 + 2, 3]), row([1, 2, 3])),
+        (row([1, 2, 3], [0, 2, 1]), row([1, 2, 3], [0, 1, 1])),
+        (row([1, None, 3]), row([1, 0, 3])),
+        (row([1, 2, 3], seq_len=4), row([1, 2, 3], seq_len=3)),
+    ],
+    ids=["id", "mask", "null", "seq_len"],
+)
+def test_a_row_that_was_mended_is_another_dataset(bad, mended):
+    found = [surveyed([GOOD | {"seq_len": 4}, {"seq_len": 3} | each, GOOD | {"seq_len": 4}],
+                      on_bad_row="drop") for each in (bad, mended)]  # fmt: skip
+    assert found[0].fingerprint != found[1].fingerprint
+
+
+def test_a_seq_len_of_null_says_nothing_and_one_that_is_no_number_is_refused():
+    table = as_table([GOOD])
+    said = table.append_column("seq_len", pa.array([None], pa.int64()))
+    assert surveyed(said).row_ids.tolist() == [0]
+    with pytest.raises(DataError, match="'seq_len' has type string"):
+        surveyed(table.append_column("seq_len", pa.array(["4"])))
 
 
 def test_ids_that_are_no_whole_numbers_are_refused():

@@ -4,7 +4,7 @@ import time
 import pytest
 
 from dflash_cache.pipeline import Channel, Pipeline, StageStatistics
-from dflash_cache.pipeline.stage import begin_stage, end_stage, wait_until
+from dflash_cache.pipeline.stage import Depth, begin_stage, end_stage, wait_until
 from tests.support.threads import Call, no_thread_left, num_waiting, until
 
 
@@ -179,6 +179,24 @@ def test_statistics_of_two_threads_add_up_field_by_field():
     total.add(StageStatistics(alive_s=5.0, starved_s=0.5, blocked_s=0.25))
     assert total == StageStatistics(alive_s=15.0, starved_s=1.5, blocked_s=2.25)
     assert total.busy_s == 11.25
+
+
+def test_what_a_channel_held_is_counted_when_a_stage_takes_from_it():
+    channel = Channel("c", 100, size_of=len)
+    for item in ("aaaa", "bb", "c"):
+        channel.put(item)
+    channel.get()  # by no stage
+    statistics = begin_stage()
+    channel.get()
+    channel.get()
+    end_stage(statistics)
+    assert statistics.depths == {"c": Depth(capacity=100, num_taken=2, held=3 + 1)}
+    total = StageStatistics(depths={"other": Depth(capacity=1, num_taken=1, held=1)})
+    for _ in range(2):
+        total.add(statistics)
+    assert total.depths["c"] == Depth(capacity=100, num_taken=4, held=8)
+    assert total.depths["c"].mean == 2.0
+    assert total.num_threads == 2
 
 
 def test_the_report_has_the_three_figures_in_seconds():
