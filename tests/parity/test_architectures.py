@@ -1,0 +1,77 @@
+"""Each tested architecture as a target: its states, its embedding and head, and a drafter's shape.
+
+Axes: T tokens, K layers, H hidden size.
+"""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import nn
+
+from dflash_cache.drafter.config import DrafterConfig
+from dflash_cache.target import LayerCapture, Target
+from dflash_cache.target.model import as_array
+from tests.support.architectures import ARCHITECTURES, HIDDEN_SIZE, NUM_LAYERS, VOCAB_SIZE, build
+
+LAYERS = (0, 2)
+LENGTHS = (5, 23, 1, 12)  # one batch, padded to 23; windows have 4 tokens
+
+
+@torch.no_grad()
+def oracle(model: nn.Module, layers: nn.ModuleList, ids: Sequence[int]) -> torch.Tensor:
+    """States [T, K, H] of one row: run alone, unpadded, without a cache, by forward hooks."""
+    caught = []
+    handles = [
+        layers[index].register_forward_hook(
+            lambda _module, _arguments, output: caught.append(
+                (output[0] if isinstance(output, tuple) else output)[0]
+            )
+        )
+        for index in LAYERS
+    ]
+    model(input_ids=torch.tensor([ids]), use_cache=False)
+    for handle in handles:
+        handle.remove()
+    return torch.stack(caught, dim=1)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_states_of_a_padded_batch_are_those_of_each_row_alone(name, tmp_path):
+    architecture, model = ARCHITECTURES[name], build(name)
+    layers = model.get_submodule(architecture.layers)
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.randint(3, VOCAB_SIZE, (length,), generator=generator) for length in LENGTHS]
+    expected = [oracle(model, layers, row.tolist()) for row in rows]
+    model.save_pretrained(tmp_path)
+    target = Target.load(tmp_path, dtype="float32", device="cpu")
+    found = torch.split(LayerCapture(target, LAYERS).hidden_states(rows), LENGTHS)
+    bound = architecture.tolerance
+    for row, (found_TKH, expected_TKH) in enumerate(zip(found, expected, strict=True)):
+        error = (found_TKH - expected_TKH).abs().max()
+        assert error <= bound * expected_TKH.abs().max(), f"row {row}"
+    # One token of left padding would not pass.
+    padded = oracle(model, layers, [0, *rows[1].tolist()])[1:]
+    assert (padded - expected[1]).abs().max() > 10 * bound * expected[1].abs().max()
+    assert target.shape.hybrid == ("hybrid" in architecture.kind)
+    assert_parts(target, model)
+
+
+def assert_parts(target: Target, model: nn.Module) -> None:
+    """Embedding and head as the model has them, and a configuration that shapes a drafter."""
+    parts = target.parts()
+    embedding = model.get_input_embeddings().weight
+    head = model.get_output_embeddings().weight
+    assert (parts.embedding == as_array(embedding)).all()
+    assert (parts.head is None) == (head is embedding)
+    assert parts.head is None or (parts.head == as_array(head)).all()
+    drafter = DrafterConfig.for_target(
+        parts.config,
+        vocab_size=VOCAB_SIZE,
+        num_layers=1,
+        block_size=4,
+        mask_token_id=3,
+        target_layer_ids=LAYERS,
+    )
+    assert (drafter.hidden_size, drafter.num_target_layers) == (HIDDEN_SIZE, NUM_LAYERS)
+    assert drafter.num_attention_heads == 4
