@@ -7,14 +7,13 @@ from importlib.util import find_spec
 
 from torch import nn
 
-# What the modelling code of transformers calls, by the package that has it.
+# Reference functions in the modelling code of transformers, by the package that has a fast one.
 _FUNCTIONS = {
-    "chunk_gated_delta_rule": "fla",
     "torch_chunk_gated_delta_rule": "fla",
-    "chunk_kda": "fla",
+    "chunk_kimi_delta_attention": "fla",
     "causal_conv1d_fn": "causal_conv1d",
-    "mamba_chunk_scan_combined": "mamba_ssm",
-    "selective_scan_fn": "mamba_ssm",
+    "mamba2_chunk_scan": "mamba_ssm",
+    "mamba_selective_scan": "mamba_ssm",
 }
 _DISTRIBUTIONS = {
     "fla": "flash-linear-attention",

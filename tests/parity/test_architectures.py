@@ -8,11 +8,20 @@ from collections.abc import Sequence
 import pytest
 import torch
 from torch import nn
+from transformers import AutoConfig
 
 from dflash_cache.drafter.config import DrafterConfig
-from dflash_cache.target import LayerCapture, Target
+from dflash_cache.errors import ConfigError
+from dflash_cache.target import LayerCapture, Target, TargetShape
 from dflash_cache.target.model import as_array
-from tests.support.architectures import ARCHITECTURES, HIDDEN_SIZE, NUM_LAYERS, VOCAB_SIZE, build
+from tests.support.architectures import (
+    ARCHITECTURES,
+    HIDDEN_SIZE,
+    NUM_LAYERS,
+    REFUSED,
+    VOCAB_SIZE,
+    build,
+)
 
 LAYERS = (0, 2)
 LENGTHS = (5, 23, 1, 12)  # one batch, padded to 23; windows have 4 tokens
@@ -51,7 +60,7 @@ def test_the_states_of_a_padded_batch_are_those_of_each_row_alone(name, tmp_path
         error = (found_TKH - expected_TKH).abs().max()
         assert error <= bound * expected_TKH.abs().max(), f"row {row}"
     # One token of left padding would not pass.
-    padded = oracle(model, layers, [0, *rows[1].tolist()])[1:]
+    padded = oracle(model, layers, [3, *rows[1].tolist()])[1:]
     assert (padded - expected[1]).abs().max() > 10 * bound * expected[1].abs().max()
     assert target.shape.hybrid == ("hybrid" in architecture.kind)
     assert_parts(target, model)
@@ -75,3 +84,18 @@ def assert_parts(target: Target, model: nn.Module) -> None:
     )
     assert (drafter.hidden_size, drafter.num_target_layers) == (HIDDEN_SIZE, NUM_LAYERS)
     assert drafter.num_attention_heads == 4
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_model_that_cannot_be_a_target_is_refused_with_the_reason(name, tmp_path):
+    architecture, message = REFUSED[name]
+    build(name, architecture).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=message) as caught:
+        Target.load(tmp_path, dtype="float32", device="cpu")
+    assert "docs/reference/targets.md" in str(caught.value)
+
+
+def test_a_model_with_an_encoder_is_refused_by_its_configuration(tmp_path):
+    AutoConfig.for_model("t5").save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"t5 has an encoder.*docs/reference/targets\.md"):
+        TargetShape.load(tmp_path, trust_remote_code=False)
