@@ -15,7 +15,7 @@ from dflash_cache.cache import (
     part_number,
     require_same_identity,
 )
-from dflash_cache.config import ExtractConfig
+from dflash_cache.config import ExtractConfig, PlanConfig
 from dflash_cache.data import Survey, TokenRows, plan_segments, survey
 from dflash_cache.drafter.config import default_target_layer_ids
 from dflash_cache.errors import ConfigError, DataError
@@ -49,7 +49,7 @@ def prepare(config: ExtractConfig, *, spare_last: bool = False) -> Preparation:
     ``spare_last`` leaves the last of several CUDA devices to training.
     """
     devices = target_devices(config.devices, spare_last=spare_last)
-    folder = resolve_target(config.target, config.revision)
+    folder = resolve_target(config.target, config.revision, weights=_needs_weights(config))
     shape = TargetShape.load(folder, trust_remote_code=config.trust_remote_code)
     max_seq_len = _max_seq_len(config, shape)
     rows = TokenRows.open(config.data, split=config.split, limit=config.limit)
@@ -84,6 +84,11 @@ def prepare(config: ExtractConfig, *, spare_last: bool = False) -> Preparation:
     )
 
 
+def _needs_weights(config: ExtractConfig) -> bool:
+    """A plan is made from the target's configuration alone."""
+    return not isinstance(config, PlanConfig) or config.probe
+
+
 def _require_rows(config: ExtractConfig, rows: TokenRows, found: Survey) -> None:
     if not len(found.row_ids):
         reasons = sorted({row.reason for row in found.dropped})
@@ -99,7 +104,7 @@ def _spec(config: ExtractConfig, shape: TargetShape, part: DatasetPart, device: 
     )
     shape.check_layer_ids(layer_ids)
     return CacheSpec(
-        **asdict(identify_target(config.target, config.revision)),
+        **asdict(identify_target(config.target, config.revision, weights=_needs_weights(config))),
         target_layer_ids=layer_ids,
         keep_last=config.keep_last,
         num_target_layers=shape.num_layers,
