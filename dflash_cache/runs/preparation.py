@@ -103,6 +103,12 @@ def _spec(config: ExtractConfig, shape: TargetShape, part: DatasetPart, device: 
         shape.num_layers, DEFAULT_CONTEXT_LAYERS
     )
     shape.check_layer_ids(layer_ids)
+    if config.keep_last and not shape.plain_logits:
+        raise ConfigError(
+            f"--keep-last: {config.target} scales or caps its logits after the head, so its "
+            "distribution is not known from the head's input; leave it out and train with "
+            "--loss cross-entropy"
+        )
     return CacheSpec(
         **asdict(identify_target(config.target, config.revision, weights=_needs_weights(config))),
         target_layer_ids=layer_ids,

@@ -66,7 +66,8 @@ class LayerCapture:
                 return
             capture.check()
             if wanted:
-                capture.states[index] = state_of(output)
+                # A target over several devices gives states on each of them.
+                capture.states[index] = state_of(output).to(self.target.device)
             if index == capture.stop_after:
                 raise _LastLayerDone
 

@@ -35,7 +35,7 @@ def missing_kernels(layers: Iterable[nn.Module]) -> list[str]:
 
 def warn_of_slow_kernels(layers: Iterable[nn.Module], device: str) -> None:
     """Warn, with the remedy, if a CUDA device will run without kernels that it could have."""
-    missing = missing_kernels(layers) if device.startswith("cuda") else []
+    missing = missing_kernels(layers) if "cuda" in device else []
     if missing:
         warnings.warn(
             f"SLOW TARGET: its recurrent layers run on reference code, several times slower, as "

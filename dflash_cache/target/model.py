@@ -23,8 +23,12 @@ from dflash_cache.types import Array, DtypeName
 
 from .kernels import warn_of_slow_kernels
 from .layers import find_layers, require_causal
+from .placement import place
 
 _BITS = {torch.bfloat16: torch.uint16, torch.float8_e4m3fn: torch.uint8}
+LOGIT_CHANGES = (
+    "final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier",
+)  # fmt: skip
 _REMEDY = "give a causal language model of docs/reference/targets.md"
 ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 
@@ -39,6 +43,7 @@ class TargetShape:
     max_position_embeddings: int
     hybrid: bool  # has layers with a recurrent state, such as linear attention
     reserved_token_ids: frozenset[int]  # pad, begin and end tokens
+    plain_logits: bool  # they are the head's output, neither scaled nor capped
 
     @classmethod
     def load(cls, folder: Path, *, trust_remote_code: bool) -> "TargetShape":
@@ -60,6 +65,7 @@ class TargetShape:
                 max_position_embeddings=text.max_position_embeddings,
                 hybrid=not layer_types <= ATTENTION_LAYERS,
                 reserved_token_ids=reserved_tokens(text.to_dict()),
+                plain_logits=all(getattr(text, name, None) in (None, 1) for name in LOGIT_CHANGES),
             )
         except AttributeError as error:
             raise ConfigError(
@@ -88,7 +94,10 @@ def reserved_tokens(text_config: Mapping[str, Any]) -> frozenset[int]:
 
 
 class Target:
-    """A loaded target. ``decoder`` ends before the final norm's users: no logits are computed."""
+    """A loaded target, its input and output on ``device``.
+
+    ``decoder`` ends before the final norm's users: no logits are computed.
+    """
 
     def __init__(self, model: nn.Module, folder: Path, shape: TargetShape) -> None:
         self.model = model
@@ -101,7 +110,10 @@ class Target:
     def load(
         cls, folder: Path, *, dtype: DtypeName, device: str, trust_remote_code: bool = False
     ) -> "Target":
-        """Load frozen weights. A weight that the checkpoint lacks is an error, never random."""
+        """Load frozen weights. A weight that the checkpoint lacks is an error, never random.
+
+        ``device`` may be several, joined by +: each gets a share of the layers.
+        """
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         loaded: Any = _class_for(folder, trust_remote_code).from_pretrained(
             folder,
@@ -117,7 +129,9 @@ class Target:
                 f"{', '.join(map(str, sorted(absent)[:5]))}"
             )
         shape = TargetShape.load(folder, trust_remote_code=trust_remote_code)
-        target = cls(model.eval().requires_grad_(False).to(device), folder, shape)
+        target = cls(model.eval().requires_grad_(False), folder, shape)
+        place(model, target.decoder, target.layers, device.split("+"))
+        target.device = torch.device(device.split("+", maxsplit=1)[0])
         warn_of_slow_kernels(target.layers, device)
         require_causal(target.decoder, target.layers)
         return target
