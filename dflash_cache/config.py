@@ -25,9 +25,7 @@ class ExtractConfig:
     revision: str | None = option(None, help="Revision of a hub id.")
     trust_remote_code: bool = option(False, help="Allow the target's own Python code to run.")
     devices: tuple[str, ...] = option(
-        (),
-        help="Target devices, a worker each; cuda:0+cuda:1 share one target's layers [all CUDA, or "
-        "cpu].",
+        (), help="A worker each; a+b share a target [all CUDA or cpu]."
     )
     target_layers: tuple[int, ...] = option(
         (), help="0-based decoder layers to keep [five, spread over the depth]."

@@ -4,6 +4,7 @@ Axes: T tokens, K layers, H hidden size.
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
@@ -12,11 +13,12 @@ from transformers import AutoConfig
 
 from dflash_cache.drafter.config import DrafterConfig
 from dflash_cache.errors import ConfigError
-from dflash_cache.target import LayerCapture, Target, TargetShape
+from dflash_cache.target import LayerCapture, Target, TargetShape, require_decodable
 from dflash_cache.target.model import as_array
 from tests.support.architectures import (
     ARCHITECTURES,
     HIDDEN_SIZE,
+    NOT_DECODED,
     NUM_LAYERS,
     REFUSED,
     VOCAB_SIZE,
@@ -54,7 +56,8 @@ def test_the_states_of_a_padded_batch_are_those_of_each_row_alone(name, tmp_path
     expected = [oracle(model, layers, row.tolist()) for row in rows]
     model.save_pretrained(tmp_path)
     target = Target.load(tmp_path, dtype="float32", device="cpu")
-    found = torch.split(LayerCapture(target, LAYERS).hidden_states(rows), LENGTHS)
+    capture = LayerCapture(target, LAYERS)
+    found = torch.split(capture.hidden_states(rows), LENGTHS)
     bound = architecture.tolerance
     for row, (found_TKH, expected_TKH) in enumerate(zip(found, expected, strict=True)):
         error = (found_TKH - expected_TKH).abs().max()
@@ -64,6 +67,12 @@ def test_the_states_of_a_padded_batch_are_those_of_each_row_alone(name, tmp_path
     assert (padded - expected[1]).abs().max() > 10 * bound * expected[1].abs().max()
     assert target.shape.hybrid == ("hybrid" in architecture.kind)
     assert_parts(target, model)
+    with raises_if(name in NOT_DECODED):
+        require_decodable(capture)
+
+
+def raises_if(refused: bool) -> AbstractContextManager[object]:
+    return pytest.raises(ConfigError, match="with a cache") if refused else nullcontext()
 
 
 def assert_parts(target: Target, model: nn.Module) -> None:

@@ -268,6 +268,9 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 
 
+# With a cache transformers computes other logits for these than without one.
+NOT_DECODED = ("bamba", "jamba")
+
 # Model types that cannot be targets, with what the refusal says.
 REFUSED: dict[str, tuple[Architecture, str]] = {
     "bert": (_dense({"is_decoder": True}), "has no list of 4 decoder layers"),
