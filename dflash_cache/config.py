@@ -26,7 +26,7 @@ class ExtractConfig:
     limit: int | None = option(None, help="Use only the first rows [rows].")
     revision: str | None = option(None, help="Revision of a hub id.")
     trust_remote_code: bool = option(False, help="Allow the target's own Python code to run.")
-    devices: tuple[str, ...] = option((), help="Target devices, a worker each [all CUDA, or cpu].")
+    devices: tuple[str, ...] = option((), help="Target devices; a+b share one [all CUDA, or cpu].")
     target_layers: tuple[int, ...] = option(
         (), help="0-based decoder layers to keep [five, spread over the depth]."
     )

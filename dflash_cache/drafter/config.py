@@ -82,18 +82,20 @@ class DrafterConfig:
         """A drafter of ``num_layers`` full-attention layers in the shape of the target's own.
 
         ``text`` is the target's text configuration with every value written out; ``vocab_size``
-        the number of rows of its embedding. A partial rotary factor is not taken over.
+        the number of rows of its embedding. A partial rotary factor is not taken over, nor are
+        the few wide heads of hybrid targets.
         """
         rope = text.get("rope_parameters") or {}
         rope = rope.get(FULL, rope)  # some targets have one set for each kind of layer
-        heads, hidden = text["num_attention_heads"], text["hidden_size"]
+        hidden = text["hidden_size"]
+        heads, key_value_heads, head_dim = _heads_for(text)
         return cls(
             hidden_size=hidden,
             intermediate_size=text.get("intermediate_size") or 3 * hidden,
             num_hidden_layers=num_layers,
             num_attention_heads=heads,
-            num_key_value_heads=text.get("num_key_value_heads") or heads,
-            head_dim=text.get("head_dim") or hidden // heads,
+            num_key_value_heads=key_value_heads,
+            head_dim=head_dim,
             vocab_size=vocab_size,
             max_position_embeddings=text["max_position_embeddings"],
             rms_norm_eps=text.get("rms_norm_eps", 1e-6),
@@ -210,6 +212,15 @@ class DrafterConfig:
             return cls.from_json(content)
         except (ConfigError, ValueError, TypeError) as error:
             raise ConfigError(f"{folder / 'config.json'}: {error}") from error
+
+
+def _heads_for(text: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Query heads, key-value heads and their size, for a drafter of the target ``text``."""
+    heads = text["num_attention_heads"]
+    head_dim = text.get("head_dim") or text["hidden_size"] // heads
+    if "linear_attention" in (text.get("layer_types") or ()) and head_dim > 128:
+        return 32, 8, 128  # as in the published drafter of Qwen3.6-27B, which has 24, 4, 256
+    return heads, text.get("num_key_value_heads") or heads, head_dim
 
 
 def load_json(folder: Path) -> dict[str, Any]:

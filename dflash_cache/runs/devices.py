@@ -8,9 +8,12 @@ from dflash_cache.types import DtypeName
 
 
 def target_devices(named: tuple[str, ...], *, spare_last: bool = False) -> tuple[str, ...]:
-    """``named``, else every CUDA device (but the last, if it is spared and not the only one)."""
+    """``named``, else every CUDA device (but the last, if it is spared and not the only one).
+
+    Several joined by + hold one target.
+    """
     if named:
-        for device in named:
+        for device in (part for group in named for part in group.split("+")):
             check_device("--devices", device)
         return named
     count = torch.cuda.device_count()

@@ -20,6 +20,7 @@ from dflash_cache.target import (
     Target,
     TargetShape,
     identify_target,
+    require_decodable,
     resolve_target,
 )
 
@@ -70,6 +71,7 @@ def _measure(
     on_progress: OnProgress,
 ) -> dict[str, Any]:
     captures = [LayerCapture(target, each.config.target_layer_ids) for each in drafters]
+    require_decodable(captures[0])
     alone = Way(captures[0])
     lookup = Way(captures[0], PromptLookup, max(each.config.block_size for each in drafters))
     pairs = list(zip(drafters, captures, strict=True))

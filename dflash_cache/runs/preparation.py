@@ -15,7 +15,7 @@ from dflash_cache.cache import (
     part_number,
     require_same_identity,
 )
-from dflash_cache.config import ExtractConfig
+from dflash_cache.config import ExtractConfig, PlanConfig
 from dflash_cache.data import Survey, TokenRows, plan_segments, survey
 from dflash_cache.drafter.config import default_target_layer_ids
 from dflash_cache.errors import ConfigError, DataError
@@ -50,7 +50,7 @@ def prepare(config: ExtractConfig, *, spare_last: bool = False) -> Preparation:
     ``spare_last`` leaves the last of several CUDA devices to training.
     """
     devices = target_devices(config.devices, spare_last=spare_last)
-    folder = resolve_target(config.target, config.revision)
+    folder = resolve_target(config.target, config.revision, weights=_needs_weights(config))
     shape = TargetShape.load(folder, trust_remote_code=config.trust_remote_code)
     max_seq_len = _max_seq_len(config, shape)
     rows = TokenRows.open(config.data, split=config.split, limit=config.limit)
@@ -90,6 +90,11 @@ def _survey(config: ExtractConfig, rows: TokenRows, vocab_size: int, max_seq_len
     )
 
 
+def _needs_weights(config: ExtractConfig) -> bool:
+    """A plan is made from the target's configuration alone."""
+    return not isinstance(config, PlanConfig) or config.probe
+
+
 def _require_rows(config: ExtractConfig, rows: TokenRows, found: Survey) -> None:
     if not len(found.row_ids):
         reasons = sorted({row.reason for row in found.dropped})
@@ -104,8 +109,14 @@ def _spec(config: ExtractConfig, shape: TargetShape, part: DatasetPart, device: 
         shape.num_layers, DEFAULT_CONTEXT_LAYERS
     )
     shape.check_layer_ids(layer_ids)
+    if config.keep_last and not shape.plain_logits:
+        raise ConfigError(
+            f"--keep-last: {config.target} scales or caps its logits after the head, so its "
+            "distribution is not known from the head's input; leave it out and train with "
+            "--loss cross-entropy"
+        )
     return CacheSpec(
-        **asdict(identify_target(config.target, config.revision)),
+        **asdict(identify_target(config.target, config.revision, weights=_needs_weights(config))),
         target_layer_ids=layer_ids,
         keep_last=config.keep_last,
         num_target_layers=shape.num_layers,

@@ -3,7 +3,7 @@
 from .batch import BatchCapture, capture_batch
 from .batched import BatchedDecoder
 from .capture import LayerCapture
-from .decoding import TargetDecoder, stop_token_ids
+from .decoding import TargetDecoder, require_decodable, stop_token_ids
 from .identity import identify_target, resolve_target
 from .model import Target, TargetShape, mask_token_of, reserved_tokens
 from .quantization import quantize
@@ -21,6 +21,7 @@ __all__ = [
     "identify_target",
     "mask_token_of",
     "quantize",
+    "require_decodable",
     "reserved_tokens",
     "resolve_target",
     "stop_token_ids",

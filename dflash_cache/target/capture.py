@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .layers import state_of
 from .model import Target
 
 _LAST = -1  # in place of a layer's id: the head's input, after the final norm
@@ -65,7 +66,8 @@ class LayerCapture:
                 return
             capture.check()
             if wanted:
-                capture.states[index] = output[0] if isinstance(output, tuple) else output
+                # A target over several devices gives states on each of them.
+                capture.states[index] = state_of(output).to(self.target.device)
             if index == capture.stop_after:
                 raise _LastLayerDone
 

@@ -12,8 +12,11 @@ from typing import Any
 import torch
 from transformers import Cache, DynamicCache, GenerationConfig
 
+from dflash_cache.errors import ConfigError
+
 from .capture import LayerCapture
 
+_ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 0.1}  # share of the norm of logits
 Output = tuple[torch.Tensor, torch.Tensor]  # logits [T, vocabulary] and hidden states [T, K, H]
 
 
@@ -75,6 +78,28 @@ def run_target(
             use_cache=True, **{_cache_name(type(target.model).forward): cache}, **arguments
         )
     return output.logits, torch.stack([states[index] for index in capture.layer_ids], dim=2)
+
+
+@torch.inference_mode()
+def require_decodable(capture: LayerCapture) -> None:
+    """``ConfigError`` unless a block behind a cache has the logits of a pass without a cache.
+
+    Some recurrent layers of transformers start a block as if nothing were before it.
+    """
+    target = capture.target
+    ids = [token % target.shape.vocab_size for token in range(3, 15)]
+    decoder = TargetDecoder(capture)
+    decoder.forward([ids[:6]])
+    ((found, _),) = decoder.forward([ids[6:]])
+    whole = torch.tensor([ids], device=target.device)
+    expected = target.model(input_ids=whole, use_cache=False).logits[0, 6:].float()
+    expected_norm = (expected - expected.mean()).norm()
+    if (found.float() - expected).norm() > _ROUNDING[found.dtype] * expected_norm:
+        raise ConfigError(
+            f"--target {target.folder}: with a cache {type(target.model).__name__} computes other "
+            "logits than without one, so decoding with it cannot be measured; extraction and "
+            "training can use it. See docs/reference/targets.md"
+        )
 
 
 @functools.cache

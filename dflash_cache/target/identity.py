@@ -16,10 +16,15 @@ from dflash_cache.errors import ConfigError, DataError
 # is known by it, and 50 GB are not read.
 SAMPLE_BYTES, STRIDE_BYTES = 16 << 10, 1 << 20
 NO_TOKENIZER = "none"
+NOT_READ = "not read"
+TEXT_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.py")
 
 
-def resolve_target(target: str, revision: str | None) -> Path:
-    """The folder of ``target``: a local one, or the snapshot of a hub id, fetched if need be."""
+def resolve_target(target: str, revision: str | None, *, weights: bool = True) -> Path:
+    """The folder of ``target``: a local one, or the snapshot of a hub id, fetched if need be.
+
+    Without ``weights`` they are not fetched.
+    """
     folder = Path(target)
     if not folder.is_dir():
         try:
@@ -27,14 +32,7 @@ def resolve_target(target: str, revision: str | None) -> Path:
                 snapshot_download(
                     target,
                     revision=revision,
-                    allow_patterns=[
-                        "*.json",
-                        "*.safetensors",
-                        "*.jinja",
-                        "*.model",
-                        "*.txt",
-                        "*.py",
-                    ],
+                    allow_patterns=[*TEXT_FILES, *(["*.safetensors"] if weights else [])],
                 )
             )
         except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
@@ -46,14 +44,17 @@ def resolve_target(target: str, revision: str | None) -> Path:
     return folder
 
 
-def identify_target(target: str, revision: str | None) -> TargetIdentity:
-    """Hash the configuration, a sample of every weight, the tokenizer and its chat template."""
-    folder = resolve_target(target, revision)
+def identify_target(target: str, revision: str | None, *, weights: bool = True) -> TargetIdentity:
+    """Hash the configuration, a sample of every weight, the tokenizer and its chat template.
+
+    Without ``weights`` they may be absent, and the identity is good for a plan only.
+    """
+    folder = resolve_target(target, revision, weights=weights)
     return TargetIdentity(
         target=target,
         revision=revision or "",
         target_config_hash=_hash_json(folder / "config.json", ignore=("transformers_version",)),
-        target_weights_hash=_hash_weights(folder),
+        target_weights_hash=_hash_weights(folder) if weights else NOT_READ,
         tokenizer_hash=_hash_files(folder, "tokenizer.json", "tokenizer.model", "vocab.json"),
         chat_template_hash=_hash_template(folder),
     )

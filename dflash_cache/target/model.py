@@ -8,14 +8,28 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+)
 from transformers.utils import logging as transformers_logging
 
 from dflash_cache.cache import TargetParts
 from dflash_cache.errors import ConfigError, DataError
 from dflash_cache.types import Array, DtypeName
 
+from .kernels import warn_of_slow_kernels
+from .layers import find_layers, require_causal
+from .placement import place
+
 _BITS = {torch.bfloat16: torch.uint16, torch.float8_e4m3fn: torch.uint8}
+LOGIT_CHANGES = (
+    "final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier",
+)  # fmt: skip
+_REMEDY = "give a causal language model of docs/reference/targets.md"
 ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
@@ -29,6 +43,7 @@ class TargetShape:
     max_position_embeddings: int
     hybrid: bool  # has layers with a recurrent state, such as linear attention
     reserved_token_ids: frozenset[int]  # pad, begin and end tokens
+    plain_logits: bool  # they are the head's output, neither scaled nor capped
 
     @classmethod
     def load(cls, folder: Path, *, trust_remote_code: bool) -> "TargetShape":
@@ -37,9 +52,12 @@ class TargetShape:
             config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
         except (ValueError, OSError) as error:
             raise ConfigError(f"--target {folder}: {error}") from error
+        if config.is_encoder_decoder:
+            raise ConfigError(f"--target {folder}: {config.model_type} has an encoder; " + _REMEDY)
         text = config.get_text_config(decoder=True)
         layer_types = set(getattr(text, "layer_types", None) or ATTENTION_LAYERS)
         try:
+            _ = text.num_attention_heads  # the drafter takes over its shape
             return cls(
                 num_layers=text.num_hidden_layers,
                 hidden_size=text.hidden_size,
@@ -47,10 +65,12 @@ class TargetShape:
                 max_position_embeddings=text.max_position_embeddings,
                 hybrid=not layer_types <= ATTENTION_LAYERS,
                 reserved_token_ids=reserved_tokens(text.to_dict()),
+                plain_logits=all(getattr(text, name, None) in (None, 1) for name in LOGIT_CHANGES),
             )
         except AttributeError as error:
             raise ConfigError(
-                f"--target {folder}: no causal language model, its configuration lacks {error.name}"
+                f"--target {folder}: the configuration of {config.model_type} lacks {error.name}; "
+                + _REMEDY
             ) from error
 
     def check_layer_ids(self, layer_ids: tuple[int, ...]) -> None:
@@ -74,23 +94,28 @@ def reserved_tokens(text_config: Mapping[str, Any]) -> frozenset[int]:
 
 
 class Target:
-    """A loaded target. ``decoder`` ends before the final norm's users: no logits are computed."""
+    """A loaded target, its input and output on ``device``.
+
+    ``decoder`` ends before the final norm's users: no logits are computed.
+    """
 
     def __init__(self, model: nn.Module, folder: Path, shape: TargetShape) -> None:
         self.model = model
         self.shape = shape
         self.folder = folder
-        self.decoder: nn.Module = model.get_decoder()  # type: ignore[operator]
-        self.layers = cast(nn.ModuleList, self.decoder.layers)
+        self.decoder, self.layers = find_layers(model, shape.num_layers)
         self.device: torch.device = next(model.parameters()).device
 
     @classmethod
     def load(
         cls, folder: Path, *, dtype: DtypeName, device: str, trust_remote_code: bool = False
     ) -> "Target":
-        """Load frozen weights. A weight that the checkpoint lacks is an error, never random."""
+        """Load frozen weights. A weight that the checkpoint lacks is an error, never random.
+
+        ``device`` may be several, joined by +: each gets a share of the layers.
+        """
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = _class_for(folder, trust_remote_code).from_pretrained(
             folder,
             dtype=getattr(torch, dtype),
             trust_remote_code=trust_remote_code,
@@ -104,7 +129,12 @@ class Target:
                 f"{', '.join(map(str, sorted(absent)[:5]))}"
             )
         shape = TargetShape.load(folder, trust_remote_code=trust_remote_code)
-        return cls(model.eval().requires_grad_(False).to(device), folder, shape)
+        target = cls(model.eval().requires_grad_(False), folder, shape)
+        place(model, target.decoder, target.layers, device.split("+"))
+        target.device = torch.device(device.split("+", maxsplit=1)[0])
+        warn_of_slow_kernels(target.layers, device)
+        require_causal(target.decoder, target.layers)
+        return target
 
     @property
     def embedding(self) -> torch.Tensor:
@@ -124,10 +154,11 @@ class Target:
     def parts(self) -> TargetParts:
         """The embedding, head, final norm and configuration, on the CPU."""
         embedding, head = self.embedding, self.head
-        norm = getattr(self.decoder, "norm", None)
+        norm = getattr(getattr(self.decoder, "norm", None), "weight", None)
         tied = head.data_ptr() == embedding.data_ptr()
         text = self.model.config.get_text_config(decoder=True)  # type: ignore[union-attr,operator]
         config = json.loads(text.to_json_string(use_diff=False))
+        config |= {name: getattr(text, name) for name in text.attribute_map}  # older names
         config.pop("_name_or_path", None)  # where the target lies is no part of what it is
         # A wrapper's text configuration has none of its own.
         config["architectures"] = getattr(self.model.config, "architectures", None)
@@ -135,9 +166,17 @@ class Target:
             config=config,
             embedding=as_array(embedding),
             head=None if tied else as_array(head),
-            norm=None if norm is None else as_array(norm.weight),
+            norm=None if norm is None else as_array(norm),
             mask_token_id=mask_token_of(self.folder, self.shape.vocab_size),
         )
+
+
+def _class_for(folder: Path, trust_remote_code: bool) -> Any:
+    """A wrapper of which transformers has no language model alone is loaded whole."""
+    kind = type(AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code))
+    if kind in MODEL_FOR_CAUSAL_LM_MAPPING or kind not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        return AutoModelForCausalLM
+    return AutoModelForImageTextToText
 
 
 def as_array(tensor: torch.Tensor) -> Array:

@@ -16,6 +16,7 @@ from dflash_cache.runs.extract import extract
 from dflash_cache.runs.plan import plan
 from dflash_cache.runs.train import train
 from dflash_cache.train import as_tensor
+from tests.support.architectures import build
 from tests.support.runs import assert_same_training, extract_config, metrics, train_config
 from tests.support.tiny_targets import load_plain, rows_of, save_rows
 
@@ -83,6 +84,15 @@ def test_a_goal_that_the_cache_cannot_give_is_refused_before_any_work(tmp_path):
     with pytest.raises(ConfigError, match="--keep-last"):
         both(config)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_heads_input_is_not_kept_where_it_does_not_tell_the_distribution(tmp_path):
+    config = build("gemma2").config  # its logits are capped
+    config.vocab_size = 4096  # as the demo's rows need
+    config.save_pretrained(tmp_path / "target")
+    asked = PlanConfig(**asdict(small(tmp_path, target=str(tmp_path / "target"), keep_last=True)))
+    with pytest.raises(ConfigError, match=r"--keep-last: .* scales or caps its logits"):
+        plan(replace(asked, target_layers=(0, 2)))
 
 
 def test_training_on_some_layers_equals_a_cache_of_those_alone(with_last, tmp_path):
