@@ -12,7 +12,7 @@ import typer
 from dflash_cache.errors import DflashCacheError
 from dflash_cache.pipeline import Interrupted, StageStuckError, stop_on_signals
 
-from . import both, evaluate, export, extract, inspect, merge, plan, train, verify
+from . import both, evaluate, export, extract, inspect, merge, plan, tokenize, train, verify
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -21,6 +21,7 @@ app = typer.Typer(
     help="Extract a target's hidden states once into a Zarr cache; train DFlash drafters from it.",
 )
 for name, module in (
+    ("tokenize", tokenize),
     ("plan", plan),
     ("extract", extract),
     ("train", train),

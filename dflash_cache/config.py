@@ -7,6 +7,7 @@ from typing import Literal
 from .errors import ConfigError
 from .settings import option, require_not_negative, require_positive
 from .sizes import ByteCount
+from .tokenize_config import TokenizeConfig
 
 MOST_DRAFT_LAYERS = 8
 OnBadRow = Literal["fail", "drop"]
@@ -296,5 +297,5 @@ class MergeConfig:
 
 Config = (
     ExtractConfig | PlanConfig | TrainConfig | EvaluateConfig | ExportConfig | BothConfig
-    | VerifyConfig | InspectConfig | MergeConfig
+    | VerifyConfig | InspectConfig | MergeConfig | TokenizeConfig
 )  # fmt: skip

@@ -44,3 +44,7 @@ class TrainingError(DflashCacheError):
 
 class RankError(DflashCacheError):
     """Another process of the same training stopped or was lost: see its message, start again."""
+
+
+class WorkerLostError(DflashCacheError):
+    """A worker process was ended from outside: see the system's log, use fewer workers."""

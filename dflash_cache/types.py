@@ -5,6 +5,7 @@ Axes in names: T tokens, N sequences, K context layers, H hidden size, S blocks,
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,6 +27,15 @@ class TokenSequence:
     row_id: int
     input_ids: npt.NDArray[np.int32]  # [T]
     loss_mask: npt.NDArray[np.uint8]  # [T], 0 or 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenizerParts:
+    """A target's tokenizer as plain text, for processes that do without transformers."""
+
+    tokenizer_json: str  # what the library tokenizers reads
+    chat_template: str | None  # Jinja
+    special_tokens: Mapping[str, str]  # by the names that templates use, such as bos_token
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""Threads joined by bounded channels: the only package that touches ``threading``."""
+"""Threads joined by bounded channels, and processes: the only package that touches either."""
 
 from .arrivals import Arrivals
 from .channel import Cancelled, Channel, ChannelClosed
@@ -7,6 +7,7 @@ from .interrupt import Interrupted, stop_on_signals
 from .monitor import Monitor
 from .ordered import ordered_map
 from .pipeline import Pipeline, StageStuckError
+from .processes import process_map
 from .stage import StageStatistics
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "StageStatistics",
     "StageStuckError",
     "ordered_map",
+    "process_map",
     "repeating",
     "stop_on_signals",
 ]
