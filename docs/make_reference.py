@@ -22,9 +22,14 @@ from dflash_cache.config import (
 from dflash_cache.runs.demo import demo_settings
 from dflash_cache.settings import flag_of, options_of
 from dflash_cache.sizes import ByteCount
+from dflash_cache.tokenize_config import TokenizeConfig
 
 PAGE = Path(__file__).parent / "reference" / "commands.md"
 EXAMPLES = {
+    "tokenize": (
+        "dflash-cache tokenize chats.jsonl --target Qwen/Qwen3-8B --out tokens\n"
+        "dflash-cache tokenize chats/ --target Qwen/Qwen3-8B --out tokens --no-thinking"
+    ),
     "plan": (
         "dflash-cache plan --data tokens --target Qwen/Qwen3-8B --cache cache\n"
         "dflash-cache plan --data tokens --target Qwen/Qwen3-8B --cache cache --probe"
@@ -44,6 +49,7 @@ EXAMPLES = {
     "verify": "dflash-cache verify --cache cache\ndflash-cache verify --cache cache --repair",
 }
 CONFIGS = {
+    "tokenize": TokenizeConfig,
     "plan": PlanConfig,
     "extract": ExtractConfig,
     "train": TrainConfig,

@@ -27,8 +27,15 @@ def load_tokenizer(
             f"--target {target}: {type(tokenizer).__name__} is no fast tokenizer, and positions in "
             "the text are needed; take a copy of the target with a tokenizer.json"
         )
+    backend = tokenizer.backend_tokenizer
+    # Where files are missing transformers makes a tokenizer that knows no words.
+    if set(backend.get_vocab()) <= set(tokenizer.all_special_tokens):
+        raise ConfigError(
+            f"--target {target} has no tokenizer's files; copy tokenizer.json and "
+            "tokenizer_config.json of the model there"
+        )
     return TokenizerParts(
-        tokenizer_json=tokenizer.backend_tokenizer.to_str(),
+        tokenizer_json=backend.to_str(),
         chat_template=tokenizer.get_chat_template() if tokenizer.chat_template else None,
         special_tokens={
             name: str(token)

@@ -26,12 +26,13 @@ from dflash_cache.config import (
 )
 from dflash_cache.runs.extract import extract
 from dflash_cache.settings import options_of
+from dflash_cache.tokenize_config import TokenizeConfig
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
-CONFIGS = (BothConfig, EvaluateConfig, ExportConfig, VerifyConfig)
+CONFIGS = (BothConfig, EvaluateConfig, ExportConfig, VerifyConfig, TokenizeConfig)
 SETTINGS = {item.name for each in CONFIGS for item, _ in options_of(each)}
 COMMANDS = typer.main.get_command(app).commands
 
