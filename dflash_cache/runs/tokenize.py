@@ -5,6 +5,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -52,25 +53,32 @@ def tokenize(config: TokenizeConfig, on_progress: OnProgress = ignore) -> dict[s
         max_seq_len=config.max_seq_len,
     )
     template = work.start().template  # what is wrong with it shows now
-    unfinished = config.out.with_name(f".{config.out.name}.unfinished")
-    with writer_lock(unfinished, "--out"):
-        content = unfinished / "content"
-        remove_tree(content)
+    with _unfinished(config.out) as folder:
+        report = _write(config, work, folder, on_progress) | {
+            "mask_from": "generation marks" if template and template.has_marks else "turns",
+            "out": str(config.out),
+            "wall_s": round(time.monotonic() - began, 3),
+        }
+        record = json.dumps(made_from | {"report": report}, indent=1)
+        write_atomically(folder / RECORD, record.encode())
+    return report
+
+
+@contextmanager
+def _unfinished(out: Path) -> Iterator[Path]:
+    """A folder that becomes ``out`` when the block ends without an error, and else is removed."""
+    beside = out.with_name(f".{out.name}.unfinished")
+    with writer_lock(beside, "--out"):
+        content = beside / "content"
+        remove_tree(content)  # of a process that was killed
         content.mkdir()
         try:
-            report = _write(config, work, content, on_progress) | {
-                "mask_from": "generation marks" if template and template.has_marks else "turns",
-                "out": str(config.out),
-                "wall_s": round(time.monotonic() - began, 3),
-            }
-            record = json.dumps(made_from | {"report": report}, indent=1)
-            write_atomically(content / RECORD, record.encode())
+            yield content
             fsync_tree(content)
-            content.rename(config.out)
-            fsync_path(config.out.parent)
+            content.rename(out)
+            fsync_path(out.parent)
         finally:
-            remove_tree(unfinished)
-    return report
+            remove_tree(beside)
 
 
 def _tokenizer_parts(config: TokenizeConfig) -> TokenizerParts:

@@ -215,7 +215,7 @@ def test_without_a_template_pairs_are_joined_and_chats_refused():
     text = byte_tokenizer().decode(batch.input_ids.tolist(), skip_special_tokens=False)
     assert text == "Say 3.3, three.</s>plain words"
     assert batch.loss_mask.tolist() == [0] * 6 + [1] * (len("3, three.") + 1 + len("plain words"))
-    with pytest.raises(ConfigError, match="no chat template.*--chat-template"):
+    with pytest.raises(ConfigError, match=r"no chat template.*--chat-template"):
         tokenized(None, ROWS[0])
 
 

@@ -1,4 +1,4 @@
-"""Byte-level tokenizers and targets that have nothing but one, with a template in ``templates/``."""
+"""Byte-level tokenizers and the chat templates in ``templates/``."""
 
 import json
 import re

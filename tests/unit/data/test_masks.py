@@ -97,8 +97,10 @@ CASES = {
             ("user", "Time?<|im_end|>"),
             (
                 "assistant",
-                '⟦\n<tool_call>\n{"name": "clock", "arguments": {"zone": "UTC"}}\n</tool_call>'
-                "<|im_end|>⟧",
+                (
+                    '⟦\n<tool_call>\n{"name": "clock", "arguments": {"zone": "UTC"}}\n</tool_call>'
+                    "<|im_end|>⟧"
+                ),
             ),
             ("user", "<tool_response>\nnoon\n</tool_response><|im_end|>"),
             ("assistant", "⟦<think>\n\n</think>\n\nIt is noon.<|im_end|>⟧"),
@@ -106,58 +108,74 @@ CASES = {
     ),
     "llama3 several turns": (
         ("llama3", SEVERAL, None, None),
-        f"{LLAMA_SYSTEM}Be kind.<|eot_id|>{LLAMA_USER}Hi<|eot_id|>{LLAMA_ANSWER}⟦Hello<|eot_id|>⟧"
-        f"{LLAMA_USER}é?<|eot_id|>{LLAMA_ANSWER}⟦<b>ü</b>\n\nBye<|eot_id|>⟧",
+        (
+            f"{LLAMA_SYSTEM}Be kind.<|eot_id|>{LLAMA_USER}Hi<|eot_id|>{LLAMA_ANSWER}⟦Hello<|eot_id|>⟧"
+            f"{LLAMA_USER}é?<|eot_id|>{LLAMA_ANSWER}⟦<b>ü</b>\n\nBye<|eot_id|>⟧"
+        ),
     ),
     "llama3 tools": (
         ("llama3", TOOLS, [TOOL], None),
-        f"{LLAMA_SYSTEM}<|eot_id|>{LLAMA_USER}{TOOL_INDENTED}\nTime?<|eot_id|>{LLAMA_ANSWER}"
-        '⟦{"name": "clock", "parameters": {"zone": "UTC"}}<|eot_id|>⟧'
-        "<|start_header_id|>ipython<|end_header_id|>\n\nnoon<|eot_id|>"
-        f"{LLAMA_ANSWER}⟦It is noon.<|eot_id|>⟧",
+        (
+            f"{LLAMA_SYSTEM}<|eot_id|>{LLAMA_USER}{TOOL_INDENTED}\nTime?<|eot_id|>{LLAMA_ANSWER}"
+            '⟦{"name": "clock", "parameters": {"zone": "UTC"}}<|eot_id|>⟧'
+            "<|start_header_id|>ipython<|end_header_id|>\n\nnoon<|eot_id|>"
+            f"{LLAMA_ANSWER}⟦It is noon.<|eot_id|>⟧"
+        ),
     ),
     "gemma3 several turns": (
         ("gemma3", SEVERAL, None, None),
-        "<s><start_of_turn>user\nBe kind.\n\nHi<end_of_turn>\n"
-        "<start_of_turn>model\n⟦Hello<end_of_turn>⟧\n"
-        "<start_of_turn>user\né?<end_of_turn>\n"
-        "<start_of_turn>model\n⟦<b>ü</b>\n\nBye<end_of_turn>⟧\n",
+        (
+            "<s><start_of_turn>user\nBe kind.\n\nHi<end_of_turn>\n"
+            "<start_of_turn>model\n⟦Hello<end_of_turn>⟧\n"
+            "<start_of_turn>user\né?<end_of_turn>\n"
+            "<start_of_turn>model\n⟦<b>ü</b>\n\nBye<end_of_turn>⟧\n"
+        ),
     ),
     "mistral several turns": (
         ("mistral", SEVERAL, None, None),
-        "<s>[SYSTEM_PROMPT]Be kind.[/SYSTEM_PROMPT][INST]Hi[/INST]⟦ Hello</s>⟧"
-        "[INST]é?[/INST]⟦ <b>ü</b>\n\nBye</s>⟧",
+        (
+            "<s>[SYSTEM_PROMPT]Be kind.[/SYSTEM_PROMPT][INST]Hi[/INST]⟦ Hello</s>⟧"
+            "[INST]é?[/INST]⟦ <b>ü</b>\n\nBye</s>⟧"
+        ),
     ),
     "mistral tools": (
         ("mistral", TOOLS, [TOOL], None),
-        f"<s>[AVAILABLE_TOOLS][{TOOL_TEXT}][/AVAILABLE_TOOLS][INST]Time?[/INST]"
-        '⟦[TOOL_CALLS][{"name": "clock", "arguments": {"zone": "UTC"}}]</s>⟧'
-        "[TOOL_RESULTS]noon[/TOOL_RESULTS]⟦ It is noon.</s>⟧",
+        (
+            f"<s>[AVAILABLE_TOOLS][{TOOL_TEXT}][/AVAILABLE_TOOLS][INST]Time?[/INST]"
+            '⟦[TOOL_CALLS][{"name": "clock", "arguments": {"zone": "UTC"}}]</s>⟧'
+            "[TOOL_RESULTS]noon[/TOOL_RESULTS]⟦ It is noon.</s>⟧"
+        ),
     ),
     "gpt-oss several turns": (
         ("gpt_oss", SEVERAL, None, None),
-        f"{OSS_SYSTEM}<|start|>developer<|message|>Be kind.<|end|>"
-        "<|start|>user<|message|>Hi<|end|>"
-        "<|start|>assistant⟦<|channel|>final<|message|>Hello<|end|>⟧"
-        "<|start|>user<|message|>é?<|end|>"
-        "<|start|>assistant⟦<|channel|>final<|message|><b>ü</b>\n\nBye<|return|>⟧",
+        (
+            f"{OSS_SYSTEM}<|start|>developer<|message|>Be kind.<|end|>"
+            "<|start|>user<|message|>Hi<|end|>"
+            "<|start|>assistant⟦<|channel|>final<|message|>Hello<|end|>⟧"
+            "<|start|>user<|message|>é?<|end|>"
+            "<|start|>assistant⟦<|channel|>final<|message|><b>ü</b>\n\nBye<|return|>⟧"
+        ),
     ),
     "gpt-oss thinking": (
         ("gpt_oss", THINKING, None, None),
-        f"{OSS_SYSTEM}<|start|>user<|message|>2+2?<|end|>"
-        "<|start|>assistant⟦<|channel|>final<|message|>4<|end|>⟧"
-        "<|start|>user<|message|>3+3?<|end|>"
-        "<|start|>assistant⟦<|channel|>analysis<|message|>also<|end|>"
-        "<|start|>assistant<|channel|>final<|message|>6<|return|>⟧",
+        (
+            f"{OSS_SYSTEM}<|start|>user<|message|>2+2?<|end|>"
+            "<|start|>assistant⟦<|channel|>final<|message|>4<|end|>⟧"
+            "<|start|>user<|message|>3+3?<|end|>"
+            "<|start|>assistant⟦<|channel|>analysis<|message|>also<|end|>"
+            "<|start|>assistant<|channel|>final<|message|>6<|return|>⟧"
+        ),
     ),
     "gpt-oss tools": (
         ("gpt_oss", TOOLS, [TOOL], None),
-        f"{OSS_SYSTEM}<|start|>developer<|message|>\n{TOOL_TEXT}<|end|>"
-        "<|start|>user<|message|>Time?<|end|>"
-        "<|start|>assistant⟦ to=functions.clock<|channel|>commentary<|message|>"
-        '{"zone": "UTC"}<|call|>⟧'
-        "<|start|>functions.clock to=assistant<|message|>noon<|end|>"
-        "<|start|>assistant⟦<|channel|>final<|message|>It is noon.<|return|>⟧",
+        (
+            f"{OSS_SYSTEM}<|start|>developer<|message|>\n{TOOL_TEXT}<|end|>"
+            "<|start|>user<|message|>Time?<|end|>"
+            "<|start|>assistant⟦ to=functions.clock<|channel|>commentary<|message|>"
+            '{"zone": "UTC"}<|call|>⟧'
+            "<|start|>functions.clock to=assistant<|message|>noon<|end|>"
+            "<|start|>assistant⟦<|channel|>final<|message|>It is noon.<|return|>⟧"
+        ),
     ),
 }
 MARKS = pytest.mark.parametrize("marks", [True, False], ids=["marks", "no marks"])
