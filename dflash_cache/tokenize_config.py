@@ -31,7 +31,9 @@ class TokenizeConfig:
     deduplicate: bool = option(
         False, help="Keep the first of rows with the same tokens; takes some 100 bytes a row."
     )
-    workers: int | None = option(None, help="Processes that tokenize [one a core, at most 16].")
+    workers: int | None = option(
+        None, help="Processes that tokenize [one for each 32 MB and core, at most 16]."
+    )
 
     def __post_init__(self) -> None:
         require_positive(self, "limit", "max_seq_len", "workers")

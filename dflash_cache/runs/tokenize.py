@@ -27,6 +27,7 @@ from .progress import OnProgress, Progress, ignore
 RECORD = "tokenize.json"
 BATCH_ROWS = 256
 MOST_WORKERS = 16
+WORKER_BYTES = 32_000_000  # of the files; for less the start of a process costs more than it gives
 # What may change between two starts without changing a token.
 _FREE = {"workers", "out"}
 
@@ -103,7 +104,8 @@ def _write(
 ) -> dict[str, Any]:
     files = ChatFiles.find(config.chats)
     tally, duplicates = TokenTally(), Duplicates() if config.deduplicate else None
-    workers = config.workers or min(MOST_WORKERS, os.cpu_count() or 1)
+    useful = 1 + files.num_bytes // WORKER_BYTES
+    workers = config.workers or min(useful, MOST_WORKERS, os.cpu_count() or 1)
     with TokenFiles(folder) as writer:
         for batch in process_map(work.start, _batches(files, config.limit), workers=workers):
             unique = duplicates.without(batch, tally.num_rows) if duplicates else batch

@@ -109,7 +109,8 @@ CASES = {
     "llama3 several turns": (
         ("llama3", SEVERAL, None, None),
         (
-            f"{LLAMA_SYSTEM}Be kind.<|eot_id|>{LLAMA_USER}Hi<|eot_id|>{LLAMA_ANSWER}⟦Hello<|eot_id|>⟧"
+            f"{LLAMA_SYSTEM}Be kind.<|eot_id|>{LLAMA_USER}Hi<|eot_id|>"
+            f"{LLAMA_ANSWER}⟦Hello<|eot_id|>⟧"
             f"{LLAMA_USER}é?<|eot_id|>{LLAMA_ANSWER}⟦<b>ü</b>\n\nBye<|eot_id|>⟧"
         ),
     ),
