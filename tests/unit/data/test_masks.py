@@ -4,14 +4,24 @@
 """
 
 import json
+from dataclasses import replace
 
 import pytest
+from tokenizers import processors
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from dflash_cache.data.chats import parse_row
 from dflash_cache.data.templates import ChatTemplate
+from dflash_cache.data.tokenization import RowBatch, Tokenization
 from dflash_cache.errors import DataError
-from tests.support.tokenizers import NOW, as_marked, byte_tokenizer, template_source, tokenized
+from tests.support.tokenizers import (
+    NOW,
+    as_marked,
+    byte_tokenizer,
+    parts,
+    template_source,
+    tokenized,
+)
 
 TOOL = {"type": "function", "function": {"name": "clock", "parameters": {"zone": "text"}}}
 TOOL_TEXT, TOOL_INDENTED = json.dumps(TOOL), json.dumps(TOOL, indent=1)
@@ -278,3 +288,15 @@ def test_a_chat_that_the_template_refuses_is_left_out_with_its_words():
     assert (left_out.row, left_out.reason) == (0, "template")
     assert "turns must go user, model" in left_out.message
     assert len(batch.lengths) == 1
+
+
+def test_blanks_that_a_tokenizer_gives_no_place_belong_to_where_they_stand():
+    trimming = byte_tokenizer()
+    trimming.post_processor = processors.ByteLevel(trim_offsets=True)
+    tokenizer = replace(
+        parts(template_source("mistral", marks=False)), tokenizer_json=trimming.to_str()
+    )
+    rows = [row_of([user("Hi  "), answer("  Hello  ")])]
+    work = Tokenization(tokenizer=tokenizer, now=NOW).start()
+    batch = work(RowBatch(first_row=0, rows=rows, bytes_read=0))
+    check(batch, "<s>[INST]Hi  [/INST]⟦   Hello  </s>⟧")
