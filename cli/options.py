@@ -13,12 +13,13 @@ from rich.markup import escape
 from dflash_cache.config import Config
 from dflash_cache.settings import build, flag_of, load_toml, options_of
 from dflash_cache.sizes import ByteCount
+from dflash_cache.tokenize_config import TokenizeConfig
 
 Run = Callable[[Any, bool], None]
 
 
 def with_options(
-    config_type: type[Config],
+    config_type: type[Config | TokenizeConfig],
     preset: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
 ) -> Callable[[Run], Callable[..., None]]:
     """Make ``run(config, as_json)`` a command with one flag a field, ``--config`` and ``--json``.

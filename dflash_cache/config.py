@@ -7,7 +7,6 @@ from typing import Literal
 from .errors import ConfigError
 from .settings import option, require_not_negative, require_positive
 from .sizes import ByteCount
-from .tokenize_config import TokenizeConfig
 
 MOST_DRAFT_LAYERS = 8
 OnBadRow = Literal["fail", "drop"]
@@ -297,5 +296,5 @@ class MergeConfig:
 
 Config = (
     ExtractConfig | PlanConfig | TrainConfig | EvaluateConfig | ExportConfig | BothConfig
-    | VerifyConfig | InspectConfig | MergeConfig | TokenizeConfig
+    | VerifyConfig | InspectConfig | MergeConfig
 )  # fmt: skip
