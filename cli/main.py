@@ -12,7 +12,19 @@ import typer
 from dflash_cache.errors import DflashCacheError
 from dflash_cache.pipeline import Interrupted, StageStuckError, stop_on_signals
 
-from . import both, evaluate, export, extract, inspect, merge, plan, train, verify
+from . import (
+    both,
+    evaluate,
+    export,
+    extract,
+    init,
+    inspect,
+    merge,
+    plan,
+    report,
+    train,
+    verify,
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -21,11 +33,13 @@ app = typer.Typer(
     help="Extract a target's hidden states once into a Zarr cache; train DFlash drafters from it.",
 )
 for name, module in (
+    ("init", init),
     ("plan", plan),
     ("extract", extract),
     ("train", train),
     ("both", both),
     ("evaluate", evaluate),
+    ("report", report),
     ("inspect", inspect),
     ("export", export),
     ("verify", verify),

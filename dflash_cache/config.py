@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from .errors import ConfigError
+from .report_config import InitConfig, ReportConfig
 from .settings import option, require_not_negative, require_positive
 from .sizes import ByteCount
 
@@ -296,5 +297,5 @@ class MergeConfig:
 
 Config = (
     ExtractConfig | PlanConfig | TrainConfig | EvaluateConfig | ExportConfig | BothConfig
-    | VerifyConfig | InspectConfig | MergeConfig
+    | VerifyConfig | InspectConfig | MergeConfig | InitConfig | ReportConfig
 )  # fmt: skip

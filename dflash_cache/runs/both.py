@@ -16,6 +16,7 @@ from .devices import single_device
 from .disk import disk_need, most_extractions
 from .evaluate import evaluate
 from .extract import extract_report, extracting
+from .outcome import keep_outcome
 from .plan import require_whole
 from .preparation import Preparation, open_matching, prepare
 from .progress import OnProgress, ignore
@@ -54,7 +55,9 @@ def _in_turn(
     wall_s = time.perf_counter() - began
     report = extract_report(preparation, cache, pipeline.statistics, wall_s)
     del pipeline  # and its staging buffers, before training
-    return {"extract": report, "train": train(config.train, on_progress)}
+    trained = train(config.train, on_progress)
+    keep_outcome(config.train.out, {"extract": report})
+    return {"extract": report, "train": trained}
 
 
 def _overlapped(
@@ -80,11 +83,13 @@ def _overlapped(
     others = {name: s for name, s in statistics.items() if name not in TRAINING_STAGES}
     extract_s = extraction.wall_s if extraction else 0.0
     num_evicted = extraction.num_evicted if extraction else 0
-    return {
+    report = {
         "extract": extract_report(preparation, cache, others, extract_s)
         | {"segments_evicted": num_evicted},
         "train": run.report(statistics, wall_s),
     }
+    keep_outcome(config.train.out, report, cache)
+    return report
 
 
 def _check_training(config: BothConfig, preparation: Preparation) -> None:

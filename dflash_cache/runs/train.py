@@ -39,6 +39,7 @@ from dflash_cache.train import (
 from .critical import stages_and_channels
 from .devices import single_device, training_device
 from .held_out import NotingSource
+from .outcome import keep_outcome
 from .progress import OnProgress, Progress, ignore
 from .recipe import choose_columns, drafter_config
 from .record import claim_run, identity_of, require_same_run
@@ -71,7 +72,10 @@ def train(config: TrainConfig, on_progress: OnProgress = ignore) -> dict[str, An
             with Pipeline("train") as pipeline:
                 run.spawn(pipeline, cache, on_progress)
                 pipeline.start()
-    return run.report(pipeline.statistics, time.perf_counter() - began)
+    report = run.report(pipeline.statistics, time.perf_counter() - began)
+    if ranks.first:
+        keep_outcome(config.out, {"train": report}, cache)
+    return report
 
 
 class TrainingRun:

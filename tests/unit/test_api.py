@@ -234,7 +234,6 @@ def test_train_takes_a_configuration_and_keywords_win(tmp_path):
 
 def test_the_names_stay_functions_when_packages_of_the_same_name_are_imported():
     import dflash_cache.train.order  # as the import system does, it sets dflash_cache.train
-
     from dflash_cache import extract, train
 
     assert train is dflash_cache.train
