@@ -8,6 +8,7 @@ import numpy as np
 from dflash_cache.cache import writer_lock
 from dflash_cache.config import BothConfig, EvaluateConfig
 from dflash_cache.errors import ConfigError
+from dflash_cache.run_files import EXPORT
 from dflash_cache.target import mask_token_of
 from dflash_cache.train import LiveSource, held_out_rows, require_one_rank, require_tracker
 from dflash_cache.types import Int64Array
@@ -25,7 +26,7 @@ from .recipe import choose_columns, choose_mask_token
 from .record import require_same_run
 from .room import RollingRoom
 from .start import offered_mask_token, require_same_shape
-from .train import EXPORT, TrainingRun, train
+from .train import TrainingRun, train
 from .waiting import TRAINING_STAGES
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_cache.cache import Cache, write_atomically
-
-OUTCOME = "report.json"
+from dflash_cache.run_files import OUTCOME
 
 
 def keep_outcome(run: Path, phases: Mapping[str, Any], cache: Cache | None = None) -> None:

@@ -15,6 +15,7 @@ from dflash_cache.config import TrainConfig
 from dflash_cache.drafter.export import CONFIG, WEIGHTS, export_drafter, load_training
 from dflash_cache.drafter.loss import BlockAccuracy
 from dflash_cache.pipeline import Pipeline, StageStatistics
+from dflash_cache.run_files import EXPORT
 from dflash_cache.train import (
     ALONE,
     CheckpointStore,
@@ -46,7 +47,6 @@ from .record import claim_run, identity_of, require_same_run
 from .start import starting_drafter
 from .waiting import TRAINING_STAGES, waiting
 
-EXPORT = "export"
 HELD_OUT = ("block_acceptance_length", "slot_accuracy")
 
 Found = tuple[Path, TrainingState]
