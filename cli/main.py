@@ -51,9 +51,11 @@ for name, module in (
 def _version(shown: bool) -> None:
     if shown:
         from importlib.metadata import version
+        from platform import python_version
 
-        names = ("dflash-cache", "torch", "transformers", "zarr")
-        typer.echo("\n".join(f"{name} {version(name)}" for name in names))
+        names = ("dflash-cache", "torch", "transformers", "datasets", "numpy", "zarr")
+        versions = {name: version(name) for name in names} | {"python": python_version()}
+        typer.echo("\n".join(f"{name} {number}" for name, number in versions.items()))
         raise typer.Exit
 
 

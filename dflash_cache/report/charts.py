@@ -61,8 +61,10 @@ class Series:
     points: bool = False
 
 
-def line_chart(name: str, series: Sequence[Series], *, shares: bool = False) -> str:
-    """Figures over steps, from the first to the last of any line."""
+def line_chart(
+    name: str, series: Sequence[Series], *, shares: bool = False, top: float | None = None
+) -> str:
+    """Figures over steps; ``shares`` as per cents from 0 up to ``top``, or the largest."""
     with mpl.rc_context(_STYLE):
         figure, axes = _axes(HEIGHT)
         for number, each in enumerate(series, start=1):
@@ -83,7 +85,7 @@ def line_chart(name: str, series: Sequence[Series], *, shares: bool = False) -> 
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: shown(value)))
         if shares:
-            _as_shares(axes)
+            _as_shares(axes, top)
         if len(series) > 1:
             _legend(axes, len(series))
         return _svg(figure, name)
@@ -98,7 +100,7 @@ def slot_chart(name: str, accuracies: Sequence[float]) -> str:
         axes.grid(visible=False, axis="x")
         axes.set_xlabel("slot")
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-        _as_shares(axes)
+        _as_shares(axes, None)
         return _svg(figure, name)
 
 
@@ -151,8 +153,8 @@ def _axes(height: float) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _as_shares(axes: Axes) -> None:
-    axes.set_ylim(0, 1.02)
+def _as_shares(axes: Axes, top: float | None) -> None:
+    axes.set_ylim(0, top)
     axes.yaxis.set_major_locator(MaxNLocator(5))
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
 

@@ -85,7 +85,10 @@ def _training_charts(run: Run) -> Iterator[Chart]:
     )
     steps, accuracy = run.series("slot_accuracy")
     slots = _chosen_slots(accuracy.shape[1])
-    lines = [Series(name=f"slot {n}", steps=steps, values=accuracy[:, n - 1]) for n in slots]
+    lines = [
+        Series(name=f"slot {slot}" if slot == 1 else f"{slot}", steps=steps, values=values)
+        for slot, values in zip(slots, accuracy[:, np.array(slots) - 1].T, strict=True)
+    ]
     yield Chart(title="Accuracy by slot", svg=line_chart("slots", lines, shares=True))
     if run.training.get("slot_accuracy"):
         svg = slot_chart("held-out", run.training["slot_accuracy"])
@@ -93,7 +96,7 @@ def _training_charts(run: Run) -> Iterator[Chart]:
     yield Chart(title="Learning rate", svg=line_chart("rate", [series("rate", "lr")]))
     speed = line_chart("speed", [series("tokens", "tokens_per_s")])
     yield Chart(title="Throughput, tokens a second", svg=speed)
-    waiting = line_chart("waiting", [series("waiting", "waiting_share")], shares=True)
+    waiting = line_chart("waiting", [series("waiting", "waiting_share")], shares=True, top=1.02)
     yield Chart(title="Share of each step's time waiting for data", svg=waiting)
 
 

@@ -52,7 +52,7 @@ def cache_table(run: Run) -> Table:
             ("tokens", f"{size['num_tokens']:,} in {size['num_sequences']:,} sequences"),
             ("segments", f"{size['segments']:,}"),
         ]
-    note = "" if size else "The size is known once `train` has come to an end."
+    note = "" if size else "Its size is known once a start of the run has come to its end."
     return Table(title="Cache", rows=rows, note=note)
 
 
@@ -139,7 +139,7 @@ def key_figures(run: Run) -> list[tuple[str, str]]:
     if last is None:
         return []
     first = next(line for line in run.metrics if "loss" in line)
-    done = "" if run.training else ", still to go on"
+    done = "" if run.training else " so far"
     figures = [
         ("steps", f"{last['step']:,}{done}"),
         ("tokens trained on", f"{last['tokens']:,}"),
