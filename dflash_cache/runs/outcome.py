@@ -14,10 +14,12 @@ def keep_outcome(run: Path, phases: Mapping[str, Any], cache: Cache | None = Non
 
     A phase in which nothing was left to do leaves what is kept of an earlier start.
     """
-    kept = load_outcome(run) | {name: own for name, own in phases.items() if own["stages"]}
+    before = load_outcome(run)
+    kept = before | {name: own for name, own in phases.items() if own["stages"]}
     if cache is not None:
         kept["cache"] = _figures(cache)
-    write_atomically(run / OUTCOME, (json.dumps(kept, indent=1) + "\n").encode())
+    if kept != before:
+        write_atomically(run / OUTCOME, (json.dumps(kept, indent=1) + "\n").encode())
 
 
 def load_outcome(run: Path) -> dict[str, Any]:

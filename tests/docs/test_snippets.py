@@ -98,7 +98,11 @@ def test_command_lines_are_ones_the_program_takes(page: Path) -> None:
             module = arguments.index("-m")
             assert arguments[module + 1] == "dflash_cache.cli", f"{place}: {line}"
             program, arguments = "dflash-cache", arguments[module + 2 :]
-        if program != "dflash-cache" or arguments in (["--help"], ["--version"], ["--install-completion"]):
+        if program != "dflash-cache" or arguments in (
+            ["--help"],
+            ["--version"],
+            ["--install-completion"],
+        ):
             continue
         name, *flags = arguments
         assert name in COMMANDS, f"{place}: {line}"
