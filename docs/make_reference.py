@@ -76,7 +76,7 @@ Each command also takes:
 | flag | meaning |
 |---|---|
 | `--config FILE.toml` | Settings from a TOML file, one flat table, named as the flags. Flags win. |
-| `--print-config` | Print the resolved settings as TOML, as `--config` takes them, and do nothing else. |
+| `--print-config` | Print the resolved settings as such a file, and do nothing else. |
 | `--json` | Print the report as one JSON object, as the last line of standard output. |
 | `--help` | Show the flags. |
 
