@@ -295,7 +295,5 @@ class MergeConfig:
     into: str = option(help="Cache to make, or to extend.")
 
 
-Config = (
-    ExtractConfig | PlanConfig | TrainConfig | EvaluateConfig | ExportConfig | BothConfig
-    | VerifyConfig | InspectConfig | MergeConfig | InitConfig | ReportConfig
-)  # fmt: skip
+Config = (ExtractConfig | PlanConfig | TrainConfig | EvaluateConfig | ExportConfig | BothConfig
+          | VerifyConfig | InspectConfig | MergeConfig | InitConfig | ReportConfig)  # fmt: skip

@@ -124,8 +124,9 @@ def stages_chart(name: str, stages: Mapping[str, Mapping[str, float]]) -> str:
 
 def state_shares(seconds: Mapping[str, float]) -> dict[str, float]:
     """busy, starved and blocked as shares of a stage's time; all 0 of one that never ran."""
-    alive_s = sum(seconds.values()) or 1.0
-    return {state: seconds[f"{state}_s"] / alive_s for state in ("busy", "starved", "blocked")}
+    states = ("busy", "starved", "blocked")
+    alive_s = sum(seconds[f"{state}_s"] for state in states) or 1.0
+    return {state: seconds[f"{state}_s"] / alive_s for state in states}
 
 
 def thinned(steps: Steps, values: Floats) -> tuple[Steps, Floats]:
