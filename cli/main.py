@@ -12,7 +12,20 @@ import typer
 from dflash_cache.errors import DflashCacheError
 from dflash_cache.pipeline import Interrupted, StageStuckError, stop_on_signals
 
-from . import both, evaluate, export, extract, inspect, merge, plan, tokenize, train, verify
+from . import (
+    both,
+    evaluate,
+    export,
+    extract,
+    init,
+    inspect,
+    merge,
+    plan,
+    report,
+    tokenize,
+    train,
+    verify,
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -21,12 +34,14 @@ app = typer.Typer(
     help="Extract a target's hidden states once into a Zarr cache; train DFlash drafters from it.",
 )
 for name, module in (
+    ("init", init),
     ("tokenize", tokenize),
     ("plan", plan),
     ("extract", extract),
     ("train", train),
     ("both", both),
     ("evaluate", evaluate),
+    ("report", report),
     ("inspect", inspect),
     ("export", export),
     ("verify", verify),
@@ -38,9 +53,11 @@ for name, module in (
 def _version(shown: bool) -> None:
     if shown:
         from importlib.metadata import version
+        from platform import python_version
 
-        names = ("dflash-cache", "torch", "transformers", "zarr")
-        typer.echo("\n".join(f"{name} {version(name)}" for name in names))
+        names = ("dflash-cache", "torch", "transformers", "datasets", "numpy", "zarr")
+        versions = {name: version(name) for name in names} | {"python": python_version()}
+        typer.echo("\n".join(f"{name} {number}" for name, number in versions.items()))
         raise typer.Exit
 
 

@@ -11,15 +11,14 @@ import typer
 from rich.markup import escape
 
 from dflash_cache.config import Config
-from dflash_cache.settings import build, flag_of, load_toml, options_of
+from dflash_cache.settings import build, flag_of, load_toml, options_of, to_toml
 from dflash_cache.sizes import ByteCount
-from dflash_cache.tokenize_config import TokenizeConfig
 
 Run = Callable[[Any, bool], None]
 
 
 def with_options(
-    config_type: type[Config | TokenizeConfig],
+    config_type: type[Config],
     preset: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
 ) -> Callable[[Run], Callable[..., None]]:
     """Make ``run(config, as_json)`` a command with one flag a field, ``--config`` and ``--json``.
@@ -29,7 +28,9 @@ def with_options(
 
     def decorate(run: Run) -> Callable[..., None]:
         def command(**flags: Any) -> None:
-            file, as_json = flags.pop("config"), flags.pop("json")
+            file, as_json, printed = (
+                flags.pop(each) for each in ("config", "json", "print_config")
+            )
             for name in arguments:
                 flags[name] = _one_of(name, flags[name], flags.pop(f"{name}_flag"))
             given = {
@@ -38,7 +39,8 @@ def with_options(
             given |= {name: _parse_list(name, given[name], hints[name]) for name in given}
             from_file = load_toml(file, config_type) if file else {}
             below = preset(from_file | given) if preset else {}
-            run(build(config_type, below, from_file, given), as_json)
+            config = build(config_type, below, from_file, given)
+            typer.echo(to_toml(config), nl=False) if printed else run(config, as_json)
 
         hints = {item.name: hint for item, hint in options_of(config_type)}
         parameters = [_parameter(item, hint) for item, hint in options_of(config_type)]
@@ -48,16 +50,22 @@ def with_options(
             if item.metadata["argument"] and get_origin(hint) is not tuple
         ]
         parameters += [_flag_of_argument(name, hints[name]) for name in arguments]
-        parameters += [
-            _keyword("config", Path | None, "--config", "TOML file of settings; flags win."),
-            _keyword("json", bool, "--json", "Print the report as JSON, as the last line.", False),
-        ]
+        parameters += _flags_of_every_command()
         command.__doc__ = run.__doc__
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {each.name: each.annotation for each in parameters}
         return command
 
     return decorate
+
+
+def _flags_of_every_command() -> list[inspect.Parameter]:
+    printed = "Print the resolved settings as TOML, and do nothing else."
+    return [
+        _keyword("config", Path | None, "--config", "TOML file of settings; flags win."),
+        _keyword("print_config", bool, "--print-config", printed, False),
+        _keyword("json", bool, "--json", "Print the report as JSON, as the last line.", False),
+    ]
 
 
 def _flag_of_argument(name: str, hint: Any) -> inspect.Parameter:
@@ -98,17 +106,21 @@ def _parameter(item: Any, hint: Any) -> inspect.Parameter:
         return _keyword(
             item.name, list[str] | None, flag, f"{text} Separated by commas, or the flag again."
         )
+    if item.metadata["short"]:
+        flag += f",{item.metadata['short']}"
     return _keyword(item.name, Union[kind, None], flag, text)  # noqa: UP007  a Literal has no |
 
 
 def _keyword(
-    name: str, annotation: Any, flag: str, text: str, default: Any = None
+    name: str, annotation: Any, flags: str, text: str, default: Any = None
 ) -> inspect.Parameter:
+    """``flags`` are separated by commas."""
+    shown = typer.Option(*flags.split(","), help=escape(text), show_default=False)
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
         default=default,
-        annotation=Annotated[annotation, typer.Option(flag, help=escape(text), show_default=False)],
+        annotation=Annotated[annotation, shown],
     )
 
 

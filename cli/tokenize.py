@@ -1,6 +1,6 @@
 """``tokenize``."""
 
-from dflash_cache.tokenize_config import TokenizeConfig
+from dflash_cache.config import TokenizeConfig
 
 from .options import with_options
 

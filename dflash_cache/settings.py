@@ -8,6 +8,7 @@ import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, asdict, field, fields, is_dataclass
+from keyword import iskeyword
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -23,12 +24,13 @@ def option(
     *,
     help: str,  # noqa: A002  the flag's help text
     argument: bool = False,
+    short: str | None = None,
 ) -> Any:
     """A field of a configuration; without ``default`` it is required.
 
-    An ``argument`` stands on the command line without a flag.
+    An ``argument`` stands on the command line without a flag; ``short`` is a flag of one letter.
     """
-    return field(default=default, metadata={"help": help, "argument": argument})
+    return field(default=default, metadata={"help": help, "argument": argument, "short": short})
 
 
 def require_positive(config: Any, *names: str) -> None:
@@ -48,7 +50,17 @@ def require_not_negative(config: Any, *names: str) -> None:
 
 
 def flag_of(name: str) -> str:
-    return "--" + name.replace("_", "-")
+    return "--" + key_of(name)
+
+
+def key_of(name: str) -> str:
+    """A field's name in a TOML file; that of a field which is a word of Python's is ``for_``."""
+    return name.rstrip("_").replace("_", "-")
+
+
+def _name_of_key(key: str) -> str:
+    name = key.replace("-", "_")
+    return f"{name}_" if iskeyword(name) else name
 
 
 def options_of(config_type: type) -> Iterator[tuple[Field[Any], Any]]:
@@ -113,8 +125,8 @@ def _coerce(name: str, value: Any, hint: Any) -> Any:
         value = (value,)
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(_coerce(name, each, get_args(kind)[0]) for each in value)
-    if kind is Path and isinstance(value, str | Path):
-        return Path(value)
+    if kind in (str, Path) and isinstance(value, str | Path):
+        return kind(value)
     if kind is ByteCount and isinstance(value, int | str):
         return ByteCount.parse(flag_of(name), value)
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
@@ -138,7 +150,7 @@ def load_toml(path: Path, config_type: type) -> dict[str, Any]:
         raise ConfigError(f"--config {path} does not exist") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"--config {path}: {error}") from error
-    settings = {name.replace("-", "_"): value for name, value in content.items()}
+    settings = {_name_of_key(key): value for key, value in content.items()}
     known = [item.name for item, _ in options_of(config_type)]
     _require_known(settings, known, f"--config {path}, which holds one command's settings: ")
     return settings
@@ -147,3 +159,35 @@ def load_toml(path: Path, config_type: type) -> dict[str, Any]:
 def to_json(config: Any) -> str:
     """The resolved configuration, as it is saved beside what it made."""
     return json.dumps(asdict(config), indent=1, default=str) + "\n"
+
+
+def to_toml(config: Any) -> str:
+    """The resolved configuration as ``load_toml`` reads it; what is not set is a comment."""
+    lines = []
+    for item, _ in options_of(type(config)):
+        value = _value_of(config, item.name)
+        lines.append(
+            f"# {key_of(item.name)} is not set"
+            if value is None
+            else f"{key_of(item.name)} = {_toml_value(value)}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _value_of(config: Any, name: str) -> Any:
+    """Of a field of ``config``, or of the first of its parts that has it."""
+    if hasattr(config, name) and not is_dataclass(getattr(config, name)):
+        return getattr(config, name)
+    parts = (getattr(config, item.name) for item in fields(config))
+    return next(getattr(part, name) for part in parts if hasattr(part, name))
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, tuple):
+        return "[" + ", ".join(map(_toml_value, value)) + "]"
+    # A JSON string is a TOML one, but for DEL, which TOML wants to be written as an escape.
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

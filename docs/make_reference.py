@@ -13,19 +13,25 @@ from dflash_cache.config import (
     EvaluateConfig,
     ExportConfig,
     ExtractConfig,
+    InitConfig,
     InspectConfig,
     MergeConfig,
     PlanConfig,
+    ReportConfig,
+    TokenizeConfig,
     TrainConfig,
     VerifyConfig,
 )
 from dflash_cache.runs.demo import demo_settings
 from dflash_cache.settings import flag_of, options_of
 from dflash_cache.sizes import ByteCount
-from dflash_cache.tokenize_config import TokenizeConfig
 
 PAGE = Path(__file__).parent / "reference" / "commands.md"
 EXAMPLES = {
+    "init": (
+        "dflash-cache init --for qwen3-8b --out drafter.toml\n"
+        "dflash-cache both --config drafter.toml"
+    ),
     "tokenize": (
         "dflash-cache tokenize chats.jsonl --target Qwen/Qwen3-8B --out tokens\n"
         "dflash-cache tokenize chats/ --target Qwen/Qwen3-8B --out tokens --no-thinking"
@@ -40,6 +46,7 @@ EXAMPLES = {
         "dflash-cache both --overlap --data tokens --target Qwen/Qwen3-8B --cache cache --out run"
     ),
     "evaluate": ("dflash-cache evaluate --target Qwen/Qwen3-8B --drafter run/export --data tokens"),
+    "report": "dflash-cache report run\ndflash-cache report run -o run.html",
     "inspect": "dflash-cache inspect cache\ndflash-cache inspect cache --row 7 --quality",
     "export": (
         "dflash-cache export run --out drafter\n"
@@ -49,12 +56,14 @@ EXAMPLES = {
     "verify": "dflash-cache verify --cache cache\ndflash-cache verify --cache cache --repair",
 }
 CONFIGS = {
+    "init": InitConfig,
     "tokenize": TokenizeConfig,
     "plan": PlanConfig,
     "extract": ExtractConfig,
     "train": TrainConfig,
     "both": BothConfig,
     "evaluate": EvaluateConfig,
+    "report": ReportConfig,
     "inspect": InspectConfig,
     "export": ExportConfig,
     "verify": VerifyConfig,
@@ -74,10 +83,12 @@ Each command also takes:
 | flag | meaning |
 |---|---|
 | `--config FILE.toml` | Settings from a TOML file, one flat table, named as the flags. Flags win. |
+| `--print-config` | Print the resolved settings as such a file, and do nothing else. |
 | `--json` | Print the report as one JSON object, as the last line of standard output. |
 | `--help` | Show the flags. |
 
-`dflash-cache --version` prints the versions of the program, torch, transformers and zarr.
+`dflash-cache --version` prints the versions of the program and of what its results depend on.
+`dflash-cache --install-completion` lets the shell complete commands and flags.
 
 Flags of several values take them separated by commas: `--devices cuda:0,cuda:1`. A switch has an
 opposite: `--no-overlap` undoes an `overlap = true` of the file.
@@ -120,6 +131,8 @@ def _command(name: str) -> str:
 
 def _row(item: Field[Any], hint: Any) -> str:
     flag = f"`{flag_of(item.name)}`"
+    if item.metadata["short"]:
+        flag += f" or `{item.metadata['short']}`"
     if item.metadata["argument"]:
         flag = f"`{item.name.upper()}`" + ("" if get_origin(hint) is tuple else f" or {flag}")
     return f"| {flag} | {_value(hint)} | {_default(item)} | {item.metadata['help']} |"

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from dflash_cache.errors import DataError
+from dflash_cache.run_files import TRAINING
 from dflash_cache.types import DtypeName
 
 from .card import model_card
@@ -20,7 +21,7 @@ from .speculators import TARGET_WEIGHTS, is_speculators, to_speculators
 
 Layout = Literal["transformers", "speculators"]
 
-WEIGHTS, CONFIG, TRAINING, CARD = "model.safetensors", "config.json", "training.json", "README.md"
+WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 _COMPILED = "_orig_mod."  # what torch.compile puts into the names
 _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 

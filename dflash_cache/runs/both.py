@@ -8,6 +8,7 @@ import numpy as np
 from dflash_cache.cache import writer_lock
 from dflash_cache.config import BothConfig, EvaluateConfig
 from dflash_cache.errors import ConfigError
+from dflash_cache.run_files import EXPORT
 from dflash_cache.target import mask_token_of
 from dflash_cache.train import LiveSource, held_out_rows, require_one_rank, require_tracker
 from dflash_cache.types import Int64Array
@@ -16,6 +17,7 @@ from .devices import single_device
 from .disk import disk_need, most_extractions
 from .evaluate import evaluate
 from .extract import extract_report, extracting
+from .outcome import keep_outcome
 from .plan import require_whole
 from .preparation import Preparation, open_matching, prepare
 from .progress import OnProgress, ignore
@@ -24,7 +26,7 @@ from .recipe import choose_columns, choose_mask_token
 from .record import require_same_run
 from .room import RollingRoom
 from .start import offered_mask_token, require_same_shape
-from .train import EXPORT, TrainingRun, train
+from .train import TrainingRun, train
 from .waiting import TRAINING_STAGES
 
 
@@ -54,7 +56,9 @@ def _in_turn(
     wall_s = time.perf_counter() - began
     report = extract_report(preparation, cache, pipeline.statistics, wall_s)
     del pipeline  # and its staging buffers, before training
-    return {"extract": report, "train": train(config.train, on_progress)}
+    trained = train(config.train, on_progress)
+    keep_outcome(config.train.out, {"extract": report})
+    return {"extract": report, "train": trained}
 
 
 def _overlapped(
@@ -80,11 +84,13 @@ def _overlapped(
     others = {name: s for name, s in statistics.items() if name not in TRAINING_STAGES}
     extract_s = extraction.wall_s if extraction else 0.0
     num_evicted = extraction.num_evicted if extraction else 0
-    return {
+    report = {
         "extract": extract_report(preparation, cache, others, extract_s)
         | {"segments_evicted": num_evicted},
         "train": run.report(statistics, wall_s),
     }
+    keep_outcome(config.train.out, report, cache)
+    return report
 
 
 def _check_training(config: BothConfig, preparation: Preparation) -> None:

@@ -14,6 +14,7 @@ from dflash_cache.drafter.lookup import PromptLookup
 from dflash_cache.drafter.model import DFlashDrafter
 from dflash_cache.drafter.proposer import DrafterProposer
 from dflash_cache.errors import CacheMismatchError, ConfigError
+from dflash_cache.run_files import EVALUATION, RUN
 from dflash_cache.settings import to_json
 from dflash_cache.target import (
     LayerCapture,
@@ -28,9 +29,6 @@ from .bench import Bench, Way
 from .devices import default_dtype, single_device
 from .progress import OnProgress, ignore
 from .prompts import DrafterFolder, Prompts, choose_prompts
-from .record import RUN
-
-EVALUATION = "evaluation.json"
 
 
 def evaluate(config: EvaluateConfig, on_progress: OnProgress = ignore) -> dict[str, Any]:

@@ -10,12 +10,8 @@ from dflash_cache.drafter.config import DrafterConfig
 from dflash_cache.drafter.export import export_drafter, load_training
 from dflash_cache.drafter.model import DFlashDrafter
 from dflash_cache.errors import ConfigError, DataError
+from dflash_cache.run_files import EVALUATION, EXPORT, METRICS, RUN
 from dflash_cache.train import CHECKPOINTS, TrainingState, load_checkpoint
-
-from .record import RUN
-from .train import EXPORT
-
-EVALUATION, METRICS = "evaluation.json", "metrics.jsonl"
 
 
 def export(config: ExportConfig) -> dict[str, Any]:

@@ -8,11 +8,10 @@ from typing import Any
 from dflash_cache.cache import CacheSpec, require_same_identity, write_atomically
 from dflash_cache.config import TrainConfig
 from dflash_cache.errors import CacheMismatchError, DataError
+from dflash_cache.run_files import RUN, SETTINGS
 from dflash_cache.settings import flag_of, to_json
 
 from .start import starting_identity
-
-RUN = "run.json"
 
 # What may change between two starts of one run without changing its weights.
 _FREE = {
@@ -51,7 +50,7 @@ def claim_run(config: TrainConfig, record: Mapping[str, Any]) -> None:
     config.out.mkdir(parents=True, exist_ok=True)
     if not (config.out / RUN).exists():
         write_atomically(config.out / RUN, json.dumps(record, indent=1).encode())
-    write_atomically(config.out / "train.json", to_json(config).encode())
+    write_atomically(config.out / SETTINGS, to_json(config).encode())
 
 
 def _require_same_run(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_cache.cache import fsync_path, fsync_tree, remove_tree, write_atomically, writer_lock
+from dflash_cache.config import TokenizeConfig
 from dflash_cache.data.sources import ChatFiles
 from dflash_cache.data.token_files import TokenFiles
 from dflash_cache.data.token_tally import Duplicates, TokenTally
@@ -19,7 +20,6 @@ from dflash_cache.errors import ConfigError, DataError
 from dflash_cache.pipeline import process_map
 from dflash_cache.settings import flag_of, to_json
 from dflash_cache.target.tokenizer import load_tokenizer
-from dflash_cache.tokenize_config import TokenizeConfig
 from dflash_cache.types import TokenizerParts
 
 from .progress import OnProgress, Progress, ignore

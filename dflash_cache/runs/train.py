@@ -15,6 +15,7 @@ from dflash_cache.config import TrainConfig
 from dflash_cache.drafter.export import CONFIG, WEIGHTS, export_drafter, load_training
 from dflash_cache.drafter.loss import BlockAccuracy
 from dflash_cache.pipeline import Pipeline, StageStatistics
+from dflash_cache.run_files import EXPORT
 from dflash_cache.train import (
     ALONE,
     CheckpointStore,
@@ -39,13 +40,13 @@ from dflash_cache.train import (
 from .critical import stages_and_channels
 from .devices import single_device, training_device
 from .held_out import NotingSource
+from .outcome import keep_outcome
 from .progress import OnProgress, Progress, ignore
 from .recipe import choose_columns, drafter_config
 from .record import claim_run, identity_of, require_same_run
 from .start import starting_drafter
 from .waiting import TRAINING_STAGES, waiting
 
-EXPORT = "export"
 HELD_OUT = ("block_acceptance_length", "slot_accuracy")
 
 Found = tuple[Path, TrainingState]
@@ -71,7 +72,10 @@ def train(config: TrainConfig, on_progress: OnProgress = ignore) -> dict[str, An
             with Pipeline("train") as pipeline:
                 run.spawn(pipeline, cache, on_progress)
                 pipeline.start()
-    return run.report(pipeline.statistics, time.perf_counter() - began)
+    report = run.report(pipeline.statistics, time.perf_counter() - began)
+    if ranks.first:
+        keep_outcome(config.out, {"train": report}, cache)
+    return report
 
 
 class TrainingRun:

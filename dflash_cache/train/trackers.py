@@ -14,10 +14,11 @@ from typing import Protocol
 from dflash_cache.cache import write_atomically
 from dflash_cache.config import TrainConfig
 from dflash_cache.errors import ConfigError
+from dflash_cache.run_files import METRICS
 
 Figures = Mapping[str, float | list[float]]  # a list has a figure a slot, from slot 1
 
-METRICS, TENSORBOARD = "metrics.jsonl", "tensorboard"
+TENSORBOARD = "tensorboard"
 
 
 class Tracker(Protocol):

@@ -22,11 +22,11 @@ from dflash_cache.config import (
     EvaluateConfig,
     ExportConfig,
     ExtractConfig,
+    TokenizeConfig,
     VerifyConfig,
 )
 from dflash_cache.runs.extract import extract
 from dflash_cache.settings import options_of
-from dflash_cache.tokenize_config import TokenizeConfig
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -99,7 +99,11 @@ def test_command_lines_are_ones_the_program_takes(page: Path) -> None:
             module = arguments.index("-m")
             assert arguments[module + 1] == "dflash_cache.cli", f"{place}: {line}"
             program, arguments = "dflash-cache", arguments[module + 2 :]
-        if program != "dflash-cache" or arguments in (["--help"], ["--version"]):
+        if program != "dflash-cache" or arguments in (
+            ["--help"],
+            ["--version"],
+            ["--install-completion"],
+        ):
             continue
         name, *flags = arguments
         assert name in COMMANDS, f"{place}: {line}"

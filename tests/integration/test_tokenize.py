@@ -8,11 +8,11 @@ import pytest
 
 from dflash_cache import demo
 from dflash_cache.cache import Cache
+from dflash_cache.config import TokenizeConfig
 from dflash_cache.errors import CacheBusyError, ConfigError, DataError
 from dflash_cache.runs import tokenize as run
 from dflash_cache.runs.extract import extract
 from dflash_cache.runs.tokenize import tokenize
-from dflash_cache.tokenize_config import TokenizeConfig
 from tests.support.runs import extract_config
 from tests.support.tiny_targets import save_target
 from tests.support.tokenizers import (

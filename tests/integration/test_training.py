@@ -14,6 +14,7 @@ from dflash_cache.pipeline import Pipeline
 from dflash_cache.runs.both import both
 from dflash_cache.runs.extract import extract
 from dflash_cache.runs.extraction import load_captures
+from dflash_cache.runs.outcome import load_outcome
 from dflash_cache.runs.preparation import prepare
 from dflash_cache.runs.train import TrainingRun, train
 from dflash_cache.types import HiddenSegment
@@ -154,6 +155,17 @@ def test_a_run_resumes_from_the_checkpoint_before_a_torn_one(cache_folder, tmp_p
 
 def contents(folder):
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.name != "lock"}
+
+
+def test_a_run_keeps_the_report_of_its_last_start_that_worked(cache_folder, tmp_path):
+    config = replace(train_config(cache_folder), out=tmp_path / "run", epochs=1)
+    report = train(config)
+    cache = Cache.open(cache_folder / "cache")
+    kept = load_outcome(tmp_path / "run")
+    assert kept["train"] == report
+    assert kept["cache"]["num_tokens"] == sum(each.num_tokens for each in cache.segments.values())
+    train(config)  # nothing is left to do
+    assert load_outcome(tmp_path / "run") == kept
 
 
 def test_a_finished_run_is_left_as_it_is(cache_folder, tmp_path):

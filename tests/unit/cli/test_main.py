@@ -1,5 +1,6 @@
 import json
 import os
+import platform
 import signal
 import sys
 from importlib.metadata import version
@@ -217,8 +218,9 @@ def test_help_exits_with_0(command, name):
 def test_version_names_the_package_and_what_results_depend_on(command):
     code, out, err = command("--version")
     assert (code, err) == (0, "")
-    names = ("dflash-cache", "torch", "transformers", "zarr")
-    assert out.splitlines() == [f"{name} {version(name)}" for name in names]
+    names = ("dflash-cache", "torch", "transformers", "datasets", "numpy", "zarr")
+    python = f"python {platform.python_version()}"
+    assert out.splitlines() == [*(f"{name} {version(name)}" for name in names), python]
 
 
 def test_both_with_some_of_its_data_named_is_not_the_demo(command):

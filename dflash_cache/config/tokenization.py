@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from .settings import option, require_positive
+from dflash_cache.settings import option, require_positive
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

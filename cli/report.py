@@ -1,0 +1,18 @@
+"""``report``."""
+
+from dflash_cache.config import ReportConfig
+
+from .options import with_options
+
+
+@with_options(ReportConfig)
+def command(config: ReportConfig, as_json: bool) -> None:
+    """Write a run's figures as one HTML page that needs no network."""
+    from dflash_cache.report.page import report
+    from dflash_cache.runs.shown import shown_bytes
+
+    from .render import figures_table, print_report
+
+    written = report(config)
+    rows = {"page": f"{written['page']}, {shown_bytes(written['bytes'])}"}
+    print_report(written, [figures_table("Report written", rows)], as_json=as_json)

@@ -1,0 +1,18 @@
+"""Both phases in one command."""
+
+from dataclasses import dataclass
+
+from dflash_cache.settings import option
+
+from .extraction import ExtractConfig
+from .training import TrainConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BothConfig:
+    """Both phases, one after the other or together, and an evaluation at the end."""
+
+    extract: ExtractConfig
+    train: TrainConfig
+    overlap: bool = option(False, help="Train while the extraction goes on.")
+    evaluate: bool = option(False, help="Decode the held-out rows at the end.")

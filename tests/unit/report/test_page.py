@@ -1,0 +1,270 @@
+"""The page about a run, from made-up files."""
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from dflash_cache.config import ReportConfig
+from dflash_cache.errors import ConfigError, DataError
+from dflash_cache.report.charts import COLOURS, MOST_POINTS, shown, state_shares, thinned
+from dflash_cache.report.page import render, report
+from dflash_cache.report.run import Run
+from tests.support.caches import SPEC
+
+STAGES = {
+    "prefetch": {"busy_s": 1.0, "starved_s": 2.0, "blocked_s": 1.0},
+    "train": {"busy_s": 7.0, "starved_s": 1.0, "blocked_s": 0.0},
+}
+DECODED = {
+    "acceptance_length": 3.25,
+    "lossless": 0.5,
+    "mismatches": [{"prompt": 1, "position": 7, "gap": 0.25}],
+    "speedup": 1.5,
+    "tokens": 1234,
+    "by_category": {"maths": {"acceptance_length": 4.0, "prompts": 2, "tokens": 99}},
+    "untrained": {"acceptance_length": 1.01},
+}
+SHARED = {
+    "prompts": 2,
+    "held_out": True,
+    "temperature": 0.0,
+    "prompt_lookup": {"acceptance_length": 1.4, "speedup": 1.1},
+}
+EVALUATED_WITH = {"drafter": ["run/export"], "new_tokens": 64, "dtype": "float32", "device": "cpu"}
+
+
+def line(step):
+    return {
+        "step": step,
+        "epoch": 0,
+        "loss": 9.0 - step,
+        "block_acceptance_length": 1 + step / 10,
+        "slot_accuracy": [0.5, 0.4, 0.3, 0.2, 0.2, 0.1, 0.1],
+        "lr": 1e-3,
+        "tokens": 100 * step,
+        "tokens_per_s": 50.0,
+        "waiting_share": 0.25,
+    }
+
+
+def write(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+def started(folder, steps=3):
+    """A run that goes on: its folder."""
+    record = {"cache": replace(SPEC, target="<b>T</b>").as_dict(), "num_rows": 90}
+    write(folder / "run.json", record | {"held_out_rows": [1, 2]})
+    write(folder / "train.json", {"cache": "c", "target_layers": [], "keep_best": True, "lr": 1e-3})
+    lines = "".join(json.dumps(line(step)) + "\n" for step in range(1, steps + 1))
+    write(folder / "metrics.jsonl", lines)
+    return folder
+
+
+def finished(folder):
+    """A run with all that it can have."""
+    started(folder)
+    measured = {"step": 2, "held_out_block_acceptance_length": 2.0, "held_out_slot_accuracy": [0.1]}
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(measured) + "\n")
+    held_out = {"steps": 3, "block_acceptance_length": 2.5, "slot_accuracy": [0.5, 0.25]}
+    write(folder / "export/training.json", held_out)
+    trained = {"stages": STAGES, "waiting_share": 0.125, "wall_s": 7300}
+    size = {"address": "c", "segments": 4, "num_sequences": 88, "num_tokens": 7654}
+    size |= {"bytes_raw": 4_000_000_000, "bytes_stored": 3_000_000_000}
+    write(folder / "report.json", {"extract": {"stages": STAGES}, "train": trained, "cache": size})
+    write(folder / "evaluation.json", {"config": EVALUATED_WITH, "report": DECODED | SHARED})
+    return folder
+
+
+class Page(HTMLParser):
+    """The text, the ids and the attributes that name something outside."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.text, self.ids, self.references, self.open = "", [], [], []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value)
+            if name in {"src", "href", "xlink:href"}:
+                self.references.append(value)
+        if tag not in {"meta", "link", "path", "use", "rect", "br"}:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag in self.open:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "style" not in self.open:
+            self.text += f"{data.strip()} " if data.strip() else ""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The page of a finished run."""
+    return render(Run.load(finished(tmp_path_factory.mktemp("whole") / "run")))
+
+
+def page_of(folder):
+    return Page(render(Run.load(folder)))
+
+
+def test_the_page_shows_what_a_finished_run_has(whole):
+    text = Page(whole).text
+    for words in (
+        "8.000 → 6.000",  # loss
+        "held out 2.50",
+        "decoded 3.25",
+        "waiting for data 12.5%",
+        "2.0 h",
+        "Accuracy by slot",
+        "Learning rate",
+        "Throughput",
+        "held-out rows",
+        "prefetch 1.0 s, 25% 2.0 s, 50% 1.0 s, 25%",
+        "trained drafter 3.25 50.0% 1.50 1,234",
+        "untrained drafter 1.01",
+        "prompt lookup 1.40 1.10",
+        "maths 4.00 2 99",
+        "1 7 0.25",
+        "3.00 GB, 75.0% of 4.00 GB",
+        "float32, lz4",
+        "keep-best on",
+        "target-layers not set",
+    ):
+        assert words in text, words
+
+
+def test_several_drafters_have_a_row_each(tmp_path):
+    folder = finished(tmp_path / "run")
+    drafters = {"a/export": DECODED, "b/export": DECODED | {"acceptance_length": 2.125}}
+    config = EVALUATED_WITH | {"drafter": list(drafters)}
+    write(folder / "evaluation.json", {"config": config, "report": SHARED | {"drafters": drafters}})
+    text = page_of(folder).text
+    assert "a/export 3.25 50.0%" in text
+    assert "b/export 2.12 50.0%" in text
+    assert "By category of b/export" in text
+
+
+def test_a_run_that_goes_on_has_a_page_too(tmp_path):
+    text = page_of(started(tmp_path / "run")).text
+    assert "3 so far" in text
+    assert "Not evaluated yet" in text
+    assert "Known once a start of the run has come to its end" in text
+
+
+def test_a_run_without_a_step_has_a_page_too(tmp_path):
+    assert "No step is logged yet" in page_of(started(tmp_path / "run", steps=0)).text
+
+
+def test_a_single_step_is_a_point(tmp_path):
+    assert "1 so far" in page_of(started(tmp_path / "run", steps=1)).text
+
+
+def test_the_page_asks_for_nothing_from_outside(whole):
+    outside = [each for each in Page(whole).references if not each.startswith(("#", "data:"))]
+    assert outside == []
+    assert "<script" not in whole
+    assert "default-src 'none'" in whole
+    addresses = re.findall(r'(\S+)="https?://', whole)
+    assert set(addresses) <= {"xmlns", "xmlns:xlink"}  # names, which nobody fetches
+
+
+def test_charts_take_their_colours_from_the_style_sheet(whole):
+    style, _, body = whole.partition("</style>")
+    assert not [colour for colour in COLOURS.values() if colour in whole]
+    used = set(re.findall(r"var\(--([\w-]+)\)", body))
+    assert used >= {"text", "grid", "line-1", "line-2", "busy", "starved", "blocked"}
+    schemes = re.findall(r":root \{(.*?)\}", style, flags=re.DOTALL)
+    assert len(schemes) == 3  # light, dark, print
+    for scheme in schemes:
+        assert used <= set(re.findall(r"--([\w-]+):", scheme))
+    assert not re.findall(r"#(?!000000|ffffff)[0-9a-f]{6}", body)
+
+
+def test_ids_are_unique_over_all_charts_and_each_reference_has_one(whole):
+    page = Page(whole)
+    assert len(page.ids) == len(set(page.ids)) > 0
+    assert {each[1:] for each in page.references if each.startswith("#")} <= set(page.ids)
+
+
+def test_the_same_run_gives_the_same_page(tmp_path, whole):
+    assert render(Run.load(finished(tmp_path / "run"))) == whole
+
+
+def test_names_from_files_are_text_and_no_markup(tmp_path):
+    html = render(Run.load(started(tmp_path / "run")))
+    assert "<b>T</b>" not in html
+    assert "&lt;b&gt;T&lt;/b&gt;" in html
+
+
+def test_the_page_lies_in_the_run_or_where_it_is_told(tmp_path):
+    run = started(tmp_path / "run")
+    written = report(ReportConfig(run=run))
+    assert written["page"] == str(run / "report.html")
+    assert written["bytes"] == (run / "report.html").stat().st_size < 300_000
+    assert report(ReportConfig(run=run, out=tmp_path / "x.html"))["page"].endswith("x.html")
+    assert (tmp_path / "x.html").read_bytes() == (run / "report.html").read_bytes()
+
+
+def test_a_folder_that_is_no_run_is_refused_with_the_next_command(tmp_path):
+    with pytest.raises(ConfigError, match=r"no run: it has no run.json. Make one with: dflash-cac"):
+        report(ReportConfig(run=tmp_path))
+
+
+def test_a_place_where_no_file_can_be_is_refused(tmp_path):
+    run = started(tmp_path / "run")
+    for place in (tmp_path / "none" / "x.html", tmp_path):
+        with pytest.raises(ConfigError, match="no file can be written there"):
+            report(ReportConfig(run=run, out=place))
+
+
+@pytest.mark.parametrize("name", ["run.json", "train.json", "evaluation.json"])
+def test_a_damaged_file_is_named(name, tmp_path):
+    folder = finished(tmp_path / "run")
+    (folder / name).write_text("{")
+    with pytest.raises(DataError, match=re.escape(str(folder / name))):
+        Run.load(folder)
+
+
+def test_a_damaged_line_of_metrics_is_named_and_one_that_is_being_written_is_left_out(tmp_path):
+    folder = started(tmp_path / "run")
+    whole = (folder / "metrics.jsonl").read_text()
+    (folder / "metrics.jsonl").write_text(whole + '{"step": 4, "lo')
+    assert [each["step"] for each in Run.load(folder).metrics] == [1, 2, 3]
+    (folder / "metrics.jsonl").write_text(whole.replace('{"step": 2', "{step: 2"))
+    with pytest.raises(DataError, match=r"metrics.jsonl, line 2"):
+        Run.load(folder)
+
+
+def test_a_long_run_is_thinned_to_means_and_ends_at_its_last_step():
+    steps, values = np.arange(1, 10_001), np.arange(10_000) % 2.0
+    few_steps, means = thinned(steps, values)
+    assert len(few_steps) == len(means) == MOST_POINTS
+    assert few_steps[-1] == 10_000
+    assert np.allclose(means, 0.5, atol=0.05)
+    assert thinned(steps[:7], values[:7])[0].tolist() == steps[:7].tolist()
+
+
+def test_shares_of_a_stage_add_up_and_are_zero_for_one_that_never_ran():
+    assert state_shares(STAGES["prefetch"]) == {"busy": 0.25, "starved": 0.5, "blocked": 0.25}
+    never = dict.fromkeys(("busy_s", "starved_s", "blocked_s"), 0.0)
+    assert set(state_shares(never).values()) == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0006, "0.0006"), (1.5, "1.5"), (9999, "9,999"), (12_000, "12k"), (2.5e6, "2.5M"),
+     (3e9, "3G"), (0, "0")],
+)  # fmt: skip
+def test_figures_at_an_axis_are_short(value, text):
+    assert shown(value) == text
