@@ -55,6 +55,16 @@ class _Sequence:
     loss_mask: Array
     scales_TK: Array | None
 
+    def copy(self) -> "_Sequence":
+        """The same in memory of its own, so that the segment may go."""
+        return _Sequence(
+            row_id=self.row_id,
+            hidden_TKH=self.hidden_TKH.copy(),
+            input_ids=self.input_ids.copy(),
+            loss_mask=self.loss_mask.copy(),
+            scales_TK=None if self.scales_TK is None else self.scales_TK.copy(),
+        )
+
 
 def prefetch(
     pipeline: Pipeline,
@@ -160,7 +170,9 @@ def _groups(
                 epoch = window.epoch + ends_epoch
                 yield window.epoch, group, Position(epoch=epoch, row=0 if ends_epoch else behind)
                 group = []
-        present.clear()  # or this window would stay in memory while the next is gathered
+        # Or this window would stay in memory while the next is gathered.
+        group = [sequence.copy() for sequence in group]
+        present.clear()
 
 
 def _whole_windows(

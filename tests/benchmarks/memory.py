@@ -93,12 +93,9 @@ def read(config: ExtractConfig, training: TrainConfig) -> dict[str, int]:
         pipeline.start()
         for each in batches:
             num_tokens += each.batch.num_tokens
-    # Two windows, one segment in each reader's hand, and those of the window before that the rows
-    # of a batch in the making keep.
-    segments = 2 * training.shuffle_segments + training.prefetch_readers + training.batch_size
-    in_batches = (
-        3 * training.batch_size * ROW_TOKENS
-    )  # in the making, taken, and one over the limit
+    segments = 2 * training.shuffle_segments + training.prefetch_readers  # two windows, and hands
+    # Rows kept from a window, a batch in the making, one taken, one over the limit.
+    in_batches = 4 * training.batch_size * ROW_TOKENS
     return {
         "bytes": num_tokens * TOKEN_BYTES,
         "growth_bytes": growth.peak_bytes,
