@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ _FREE = {
 }  # fmt: skip
 
 
-def _resumable_settings(config: TrainConfig) -> dict[str, Any]:
-    """As they are read back from JSON, which has no tuples."""
+def _resumable_settings(config: TrainConfig, spec: CacheSpec) -> dict[str, Any]:
+    """As they are read back from JSON, which has no tuples; all layers are named."""
+    config = replace(config, target_layers=config.target_layers or spec.target_layer_ids)
     settings = json.loads(to_json(config))
     kept = {name: value for name, value in settings.items() if name not in _FREE}
     return kept | starting_identity(config)
@@ -29,7 +31,7 @@ def _resumable_settings(config: TrainConfig) -> dict[str, Any]:
 
 def identity_of(config: TrainConfig, spec: CacheSpec) -> dict[str, Any]:
     """What a resume must agree with."""
-    return {"cache": spec.as_dict(), "settings": _resumable_settings(config)}
+    return {"cache": spec.as_dict(), "settings": _resumable_settings(config, spec)}
 
 
 def require_same_run(config: TrainConfig, spec: CacheSpec) -> None:
@@ -42,7 +44,7 @@ def require_same_run(config: TrainConfig, spec: CacheSpec) -> None:
             raise DataError(
                 f"{path} is damaged ({error}); start anew with another --out"
             ) from error
-        _require_same_run(path, record, spec, _resumable_settings(config))
+        _require_same_run(path, record, spec, _resumable_settings(config, spec))
 
 
 def claim_run(config: TrainConfig, record: Mapping[str, Any]) -> None:

@@ -86,7 +86,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in files if p.is_file()}
 
 
-@pytest.mark.parametrize("devices", [1, 3])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.torture), 3])
 def test_at_a_tenth_of_the_size_training_sees_every_row_as_often_and_gives_the_same_weights(
     devices, shared, tmp_path, monkeypatch
 ):
@@ -206,10 +206,10 @@ class UnpluggedError(Exception):
 @pytest.mark.parametrize(
     ("owner", "name", "rolling"),
     [
-        (SegmentWriter, "finish", True),
-        (CacheWriter, "commit", True),
+        pytest.param(SegmentWriter, "finish", True, marks=pytest.mark.torture),
+        pytest.param(CacheWriter, "commit", True, marks=pytest.mark.torture),
         (CacheWriter, "evict", True),
-        (Cache, "read", True),
+        pytest.param(Cache, "read", True, marks=pytest.mark.torture),
         (SegmentWriter, "finish", False),
     ],
 )

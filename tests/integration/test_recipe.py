@@ -139,3 +139,11 @@ def test_rows_without_a_loss_token_are_skipped_and_counted_and_a_dataset_of_them
 def test_rows_beyond_the_last_full_accumulation_are_trained_on(with_last, tmp_path):
     config = training(with_last, holdout=11, batch_size=1, grad_accum=4, epochs=2)
     assert train(replace(config, out=tmp_path / "run"))["steps"] == 2 * 2  # 4 rows, then 1
+
+
+def test_naming_all_cached_layers_is_the_same_run_as_naming_none(tmp_path):
+    config = extract_config(tmp_path, limit=12)
+    extract(config)
+    train(train_config(tmp_path, steps=1, holdout=2))
+    layers = Cache.open(config.cache).spec.target_layer_ids
+    assert train(train_config(tmp_path, steps=1, holdout=2, target_layers=layers))["stages"] == {}
