@@ -29,6 +29,7 @@ METADATA_BYTES, RECORD_BYTES, LINE_BYTES, ROW_RECORD_BYTES, CREATION_BYTES = (
     256 << 10,
 )
 CHUNK_OVERHEAD_BYTES = 64  # blosc's header, checksum, index entry
+SCALE_BYTES = 4
 SMALL_ITEM_BYTES = {"input_ids": 4, "loss_mask": 1}
 
 
@@ -123,17 +124,19 @@ def most_log_bytes(plans: Sequence[SegmentPlan], extractions: int) -> int:
 
 def most_segment_bytes(spec: CacheSpec, plan: SegmentPlan) -> int:
     """The most that a segment takes, in staging or in place, whatever its states are."""
-    num_chunks, chunk_tokens = chunking(plan.num_tokens, spec.token_bytes)
-    chunk_bytes = chunk_tokens * spec.token_bytes + CHUNK_OVERHEAD_BYTES
+    num_chunks, chunk_tokens = chunking(plan.num_tokens, spec.stored_token_bytes)
+    chunk_bytes = chunk_tokens * spec.stored_token_bytes + CHUNK_OVERHEAD_BYTES
     shard = blocks(num_chunks * chunk_bytes) + METADATA_BYTES
     small = sum(_most_array_bytes(plan.num_tokens, size) for size in SMALL_ITEM_BYTES.values())
     small += 2 * _most_array_bytes(len(plan.row_ids) + 1, 8)
-    folders = 6 * BLOCK_BYTES
+    if spec.quantized:
+        small += _most_array_bytes(plan.num_tokens, SCALE_BYTES * spec.num_states)
+    folders = 7 * BLOCK_BYTES
     return shard + small + folders + blocks(_most_record_bytes(spec, plan))
 
 
 def _most_record_bytes(spec: CacheSpec, plan: SegmentPlan) -> int:
-    num_chunks, _ = chunking(plan.num_tokens, spec.token_bytes)
+    num_chunks, _ = chunking(plan.num_tokens, spec.stored_token_bytes)
     return RECORD_BYTES + 12 * num_chunks + ROW_RECORD_BYTES * len(plan.row_ids)
 
 

@@ -215,10 +215,6 @@ class Cache:
         """The number of the first row of the part that segment ``index`` belongs to."""
         return self.spec.first_rows[bisect_right(self.spec.first_segments, index) - 1]
 
-    def segments_in_place(self) -> list[int]:
-        """All segments that lie there, committed or not."""
-        return [int(name) for name in self.storage.folders(SEGMENTS) if name.isdecimal()]
-
 
 def _numbered(rows: Sequence[DroppedRow], first_row: int) -> list[DroppedRow]:
     return [replace(row, row_id=row.row_id + first_row) for row in rows]

@@ -62,7 +62,7 @@ class CommitLog:
 
     def is_cut_short(self) -> bool:
         """Whether the last line has no end."""
-        return self.path.exists() and sum(map(len, self._whole_lines())) != self.path.stat().st_size
+        return self.path.exists() and self.path.read_bytes()[-1:] not in (b"", b"\n")
 
     def cut_unterminated_line(self) -> None:
         """Let the next line start clean after a crash; only the holder of the lock may."""

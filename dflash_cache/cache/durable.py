@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Mapping
@@ -13,6 +14,8 @@ from awscrt import checksums
 
 from dflash_cache.errors import CacheCorruptError
 from dflash_cache.types import Array
+
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}")
 
 
 def crc32c(data: bytes | Array) -> int:
@@ -46,6 +49,13 @@ def fsync_tree(folder: Path) -> None:
         for name in names:
             fsync_path(Path(parent, name))
         fsync_path(Path(parent))
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Remove what ``write_atomically`` left in ``folder`` when its process was killed."""
+    for path in folder.glob(".*"):
+        if _TEMPORARY.fullmatch(path.name):
+            path.unlink()
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -10,10 +10,11 @@ from typing import Any
 from dflash_cache.errors import CacheCorruptError, ConfigError
 
 from .commits import CommitLog
-from .durable import fsync_path, remove_tree, write_atomically
-from .layout import LEDGERS, LOCK, LOG, ROOT, SEGMENTS, SPEC, STAGING
+from .durable import fsync_path, remove_temporaries, remove_tree, write_atomically
+from .layout import LEDGERS, LOCK, LOG, ROOT, SEGMENTS, SPEC, STAGING, segment_folder
 from .lock import is_being_written, writer_lock, writer_of
 from .record import own_record
+from .storage import segments_in_place
 
 
 class LocalReader:
@@ -98,15 +99,17 @@ class LocalStorage:
             remove_tree(staging / path.name)
 
     def recover(self) -> None:
+        remove_temporaries(self.root)
+        remove_temporaries(self.root / ROOT)
         self.commits.cut_unterminated_line()
         committed, evicted = self.commits.read(), self.commits.evicted()
         if evicted:  # a crash may have come before they were removed
             gone = evicted - committed.keys()
-            self.discard(f"{SEGMENTS}/{n}" for n in self.folders(SEGMENTS) if int(n) in gone)
+            self.discard(segment_folder(i) for i in segments_in_place(self) if i in gone)
             self.commits.replace(committed.values())  # or it would grow with every eviction
-        for name in self.folders(SEGMENTS):
-            if int(name) not in committed:  # in place, durable, when a crash came before its line
-                self.commits.append(own_record(self, int(name)).committed())
+        for index in segments_in_place(self):
+            if index not in committed:  # in place, durable, when a crash came before its line
+                self.commits.append(own_record(self, index).committed())
 
     def staging(self) -> Path:
         folder = self.root / STAGING

@@ -6,13 +6,15 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from dflash_cache.errors import CacheBusyError
 
 from .layout import LOCK
+
+LOOKS, LOOK_S = 3, 0.02
 
 
 @contextmanager
@@ -26,7 +28,7 @@ def writer_lock(root: Path, flag: str = "--cache") -> Iterator[None]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _take(descriptor)
         except BlockingIOError:
             other = os.read(descriptor, 4096).decode(errors="replace").strip() or "unknown"
             raise CacheBusyError(
@@ -38,6 +40,16 @@ def writer_lock(root: Path, flag: str = "--cache") -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def _take(descriptor: int) -> None:
+    """``BlockingIOError`` if somebody holds the lock, for longer than one who only looks at it."""
+    for _ in range(LOOKS):
+        with suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(LOOK_S)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def is_being_written(root: Path) -> bool:

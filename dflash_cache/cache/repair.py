@@ -9,10 +9,10 @@ from .cache import Cache, spec_copy
 from .content import PlannedPart, TargetParts
 from .durable import parse_checked_line
 from .fingerprints import check_fingerprint
-from .layout import ROOT, SEGMENTS, SPEC, segment_folder
+from .layout import ROOT, SPEC, segment_folder
 from .local import LocalStorage
 from .record import own_record
-from .storage import Storage
+from .storage import Storage, segments_in_place
 
 
 def restore_spec(storage: Storage) -> None:
@@ -32,24 +32,28 @@ def restore_spec(storage: Storage) -> None:
 def rebuild_commits(storage: Storage) -> None:
     """Write the commit records again from those that the segments carry."""
     records = []
-    for name in storage.folders(SEGMENTS):
+    for index in segments_in_place(storage):
         try:
-            records.append(own_record(storage, int(name)))
+            records.append(own_record(storage, index))
         except CacheCorruptError:
             continue
     storage.commits.replace([record.committed() for record in records])
 
 
 def rewrite_content(
-    cache: Cache, target: TargetParts, parts: Mapping[int, PlannedPart], names: Collection[str]
+    cache: Cache,
+    target: TargetParts | None,
+    parts: Mapping[int, PlannedPart],
+    names: Collection[str],
 ) -> None:
     """Write the files ``names`` of target, plans and ledgers again.
 
-    ``parts`` are the dataset parts that some of them belong to. ``CacheCorruptError``, before
+    ``target`` and ``parts`` are what some of them belong to. ``CacheCorruptError``, before
     anything is replaced, if they do not come out as they were.
     """
     storage, fresh = cache.storage, cache.storage.staging()
-    target.write(fresh)
+    if target is not None:
+        target.write(fresh)
     for number, part in parts.items():
         part.write(fresh, number)
     for name in sorted(names):
@@ -67,5 +71,5 @@ def uncommit(cache: Cache, indices: Collection[int]) -> None:
     kept = {index: segment for index, segment in cache.segments.items() if index not in indices}
     cache.storage.commits.replace(kept.values())
     cache.segments = kept
-    gone = [index for index in cache.segments_in_place() if index not in kept]
+    gone = [index for index in segments_in_place(cache.storage) if index not in kept]
     cache.storage.discard(segment_folder(index) for index in gone)

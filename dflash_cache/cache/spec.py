@@ -97,6 +97,11 @@ class CacheSpec(TargetIdentity):
         return self.num_states * self.hidden_size * self.stored_dtype.itemsize
 
     @property
+    def state_names(self) -> tuple[int | str, ...]:
+        """What each place of the K axis holds: the layer's id, or "last" for the head's input."""
+        return (*self.target_layer_ids, "last") if self.keep_last else self.target_layer_ids
+
+    @property
     def first_rows(self) -> list[int]:
         """The number of each part's first row."""
         return [0, *accumulate(part.num_rows for part in self.parts)]

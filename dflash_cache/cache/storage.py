@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 from dflash_cache.types import CommittedSegment
 
+from .layout import SEGMENTS
+
 
 class RangeReader(Protocol):
     """One file, opened for reading in ranges."""
@@ -110,6 +112,11 @@ class Storage(Protocol):
 
     def writer(self) -> dict[str, Any] | None:
         """The live writer's host and pid, and since when; None if there is none."""
+
+
+def segments_in_place(storage: Storage) -> list[int]:
+    """All segments that lie there, committed or not; what else lies there is not looked at."""
+    return [int(name) for name in storage.folders(SEGMENTS) if name.isdecimal()]
 
 
 def open_storage(address: str | Path) -> Storage:

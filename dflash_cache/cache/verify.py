@@ -14,7 +14,7 @@ from .fingerprints import Fingerprints, check_fingerprint
 from .layout import LOCK, ROOT, SPEC, STAGING, segment_folder
 from .record import SegmentRecord
 from .segment import SHARD_KEY, open_shard
-from .storage import Storage, open_storage
+from .storage import Storage, open_storage, segments_in_place
 
 _UNCHECKED = (LOCK, STAGING)  # the lock is no data: it names the last holder
 
@@ -93,17 +93,17 @@ class _Walk:
         """What a crash or damage left between data and commit."""
         commits = self._storage.commits
         self._known |= set(commits.files())
+        if not self._alone and self._storage.is_being_written():
+            return  # a line may be half written, a segment in place just before it is committed
         if commits.is_cut_short():
             yield self._fault(commits.name, f"{commits.name}: its last line is cut short")
-        if not self._alone and self._storage.is_being_written():
-            return  # a segment may be in place just before it is committed
         evicted = self._storage.commits.evicted()  # the next writer clears what a crash left
         for index in sorted(set(self._unlogged()) - evicted):
             place = self._storage.place(segment_folder(index))
             yield self._fault(commits.name, f"{commits.name}: has no record of {place}")
 
     def _unlogged(self) -> list[int]:
-        return [i for i in self._cache.segments_in_place() if i not in self._cache.segments]
+        return [i for i in segments_in_place(self._storage) if i not in self._cache.segments]
 
     def _root_faults(self) -> Iterator[Fault]:
         name = f"{ROOT}/zarr.json"

@@ -10,7 +10,7 @@ from dflash_cache.settings import option, require_not_negative, require_positive
 class VerifyConfig:
     """Check every byte of a cache."""
 
-    cache: str = option(help="A cache's folder or address, s3://bucket/prefix.")
+    cache: str = option(help="A cache's folder or address, s3://bucket/prefix.", argument=True)
     repair: bool = option(False, help="Make again what is damaged, from dataset and target.")
     data: Path | None = option(None, help="Dataset, for a repair [where it was].")
     target: str | None = option(None, help="Target, for a repair [where it was].")

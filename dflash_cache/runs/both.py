@@ -3,15 +3,12 @@
 import time
 from typing import Any
 
-import numpy as np
-
-from dflash_cache.cache import writer_lock
+from dflash_cache.cache import Cache, writer_lock
 from dflash_cache.config import BothConfig, EvaluateConfig
 from dflash_cache.errors import ConfigError
 from dflash_cache.run_files import EXPORT
 from dflash_cache.target import mask_token_of
 from dflash_cache.train import LiveSource, held_out_rows, require_one_rank, require_tracker
-from dflash_cache.types import Int64Array
 
 from .devices import single_device
 from .disk import disk_need, most_extractions
@@ -19,7 +16,14 @@ from .evaluate import evaluate
 from .extract import extract_report, extracting
 from .outcome import keep_outcome
 from .plan import require_whole
-from .preparation import Preparation, open_matching, prepare
+from .preparation import (
+    Preparation,
+    missing_segments,
+    open_matching,
+    prepare,
+    rows_to_be,
+    spec_to_be,
+)
 from .progress import OnProgress, ignore
 from .prompts import num_prompt_tokens
 from .recipe import choose_columns, choose_mask_token
@@ -38,7 +42,9 @@ def both(config: BothConfig, on_progress: OnProgress = ignore) -> dict[str, Any]
     began = time.perf_counter()
     require_one_rank("both")
     preparation = prepare(config.extract, spare_last=True)
-    _check_training(config, preparation)
+    cache = open_matching(preparation)
+    _require_whole_cache(preparation, cache)
+    _check_training(config, preparation, cache)
     report = (_overlapped if config.overlap else _in_turn)(config, preparation, on_progress)
     report["wall_s"] = round(time.perf_counter() - began, 3)
     if config.evaluate:
@@ -65,8 +71,9 @@ def _overlapped(
     config: BothConfig, preparation: Preparation, on_progress: OnProgress
 ) -> dict[str, Any]:
     began = time.perf_counter()
-    num_rows = len(preparation.survey.row_ids)
-    passes = most_extractions(config.train, num_rows - len(_held_out(config, preparation)))
+    row_ids = rows_to_be(preparation, open_matching(preparation))
+    num_rows = len(row_ids) - len(held_out_rows(row_ids, config.train.holdout))
+    passes = most_extractions(config.train, num_rows)
     with (
         writer_lock(config.train.out, "--out"),
         extracting(preparation, on_progress, passes) as (cache, pipeline, extraction),
@@ -93,7 +100,20 @@ def _overlapped(
     return report
 
 
-def _check_training(config: BothConfig, preparation: Preparation) -> None:
+def _require_whole_cache(preparation: Preparation, cache: Cache | None) -> None:
+    """``ConfigError`` if training would wait for segments that this extraction does not make."""
+    coming = {plan.index for plan in missing_segments(preparation, cache)}
+    there = cache.segments.keys() if cache else set()
+    num_segments = spec_to_be(preparation, cache).first_segments[-1]
+    if len(coming | there) < num_segments:
+        raise ConfigError(
+            f"--cache {preparation.config.cache}: training needs all {num_segments} segments, and "
+            f"{len(coming | there)} are there or extracted now. Leave --share out, or finish the "
+            "other datasets of the cache first, with extract"
+        )
+
+
+def _check_training(config: BothConfig, preparation: Preparation, cache: Cache | None) -> None:
     """Let settings of phase two that cannot work fail before phase one is paid for."""
     vocab_size, shape = preparation.spec.vocab_size, preparation.target_shape
     offered = mask_token_of(preparation.target_folder, vocab_size)
@@ -114,19 +134,15 @@ def _check_training(config: BothConfig, preparation: Preparation) -> None:
             "--measure-every and --keep-best wait for held-out rows from all over the cache, so "
             "nothing would overlap; leave --overlap out, or them"
         )
-    require_same_run(config.train, preparation.spec)
+    require_same_run(config.train, spec_to_be(preparation, cache))
     choose_columns(config.train, preparation.spec)
-    held_out = _held_out(config, preparation)
+    held_out = held_out_rows(rows_to_be(preparation, cache), config.train.holdout)
     if config.evaluate:
         num_prompt_tokens(
             _evaluation(config), shape.max_position_embeddings, config.train.block_size
         )
         if not len(held_out):
             raise ConfigError("--evaluate needs held-out rows; see --holdout")
-
-
-def _held_out(config: BothConfig, preparation: Preparation) -> Int64Array:
-    return held_out_rows(np.asarray(preparation.survey.row_ids), config.train.holdout)
 
 
 def _evaluation(config: BothConfig) -> EvaluateConfig:

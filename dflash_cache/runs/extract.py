@@ -20,7 +20,14 @@ from .disk import DiskNeed, disk_need
 from .dropped import DroppedRows
 from .extraction import Extraction, dropped_by_reason, load_captures
 from .plan import require_room
-from .preparation import Preparation, missing_segments, open_matching, part_in, prepare
+from .preparation import (
+    Preparation,
+    missing_segments,
+    open_matching,
+    part_in,
+    prepare,
+    spec_to_be,
+)
 from .progress import OnProgress, ignore
 from .room import RollingRoom, Room, RoomUntilFull
 from .shown import shown_bytes
@@ -133,8 +140,7 @@ def _lay_out(preparation: Preparation, captures: Mapping[str, LayerCapture]) -> 
         target = next(iter(captures.values())).target.parts()
         return Cache.create(preparation.storage, preparation.spec, settings, target, part)
     if part_in(preparation, cache) is None:
-        parts = (*cache.spec.parts, *preparation.spec.parts)
-        cache.append(replace(preparation.spec, parts=parts), settings, part)
+        cache.append(spec_to_be(preparation, cache), settings, part)
     return cache
 
 

@@ -89,7 +89,7 @@ def _row(cache: Cache, plan: Sequence[SegmentPlan], row_id: int) -> dict[str, An
             "norm_smallest": float(norms.min()),
             "norm_largest": float(norms.max()),
         }
-        for layer, norms in zip(cache.spec.target_layer_ids, norms_TK.T, strict=True)
+        for layer, norms in zip(cache.spec.state_names, norms_TK.T, strict=True)
     ]
     return {
         "row_id": row_id,

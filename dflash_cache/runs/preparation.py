@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from dflash_cache.cache import (
     CODECS,
     SPEC,
@@ -20,7 +22,7 @@ from dflash_cache.data import Survey, TokenRows, plan_segments, survey
 from dflash_cache.drafter.config import default_target_layer_ids
 from dflash_cache.errors import ConfigError, DataError
 from dflash_cache.target import TargetShape, identify_target, resolve_target
-from dflash_cache.types import SegmentPlan
+from dflash_cache.types import Int64Array, SegmentPlan
 
 from .devices import default_dtype, target_devices
 
@@ -157,13 +159,30 @@ def part_in(preparation: Preparation, cache: Cache) -> int | None:
     return number
 
 
+def spec_to_be(preparation: Preparation, cache: Cache | None) -> CacheSpec:
+    """Of the cache with these settings' part in it, which may be still to be added."""
+    if cache is None:
+        return preparation.spec
+    if part_in(preparation, cache) is None:
+        return replace(cache.spec, parts=(*cache.spec.parts, *preparation.spec.parts))
+    return cache.spec
+
+
+def rows_to_be(preparation: Preparation, cache: Cache | None) -> Int64Array:
+    """All planned rows of that cache, by their numbers in it."""
+    added = [] if cache else [preparation.survey.row_ids]
+    if cache and part_in(preparation, cache) is None:
+        added = [preparation.survey.row_ids + cache.spec.first_rows[-1]]
+    there = [plan.row_ids for plan in cache.plan] if cache else []
+    return np.concatenate([*there, *added])
+
+
 def missing_segments(preparation: Preparation, cache: Cache | None) -> list[SegmentPlan]:
     """What is left to extract of these settings' share, with the indices of the whole cache."""
-    number = None if cache is None else part_in(preparation, cache)
-    if cache is None or number is None:
-        first, done = 0, {}
-    else:
-        first, done = cache.spec.first_segments[number], cache.segments
+    first, done = 0, cache.segments if cache else {}
+    if cache is not None:
+        number = part_in(preparation, cache)
+        first = cache.spec.first_segments[-1 if number is None else number]
     share, count = preparation.config.share_of_segments
     segments = [replace(plan, index=plan.index + first) for plan in preparation.plan[share::count]]
     return [plan for plan in segments if plan.index not in done]

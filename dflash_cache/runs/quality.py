@@ -79,7 +79,7 @@ def quality(config: InspectConfig, cache: Cache) -> dict[str, Any]:
             "cosine": float(sums.cosine_K[k] / sums.num_tokens),
             "saturated": float(sums.saturated_K[k] / sums.num_tokens),
         }
-        for k, layer in enumerate(cache.spec.target_layer_ids)
+        for k, layer in enumerate(cache.spec.state_names)
     ]
     return {"rows": len(sample), "tokens": sums.num_tokens, "layers": layers}
 

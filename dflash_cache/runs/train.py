@@ -18,6 +18,7 @@ from dflash_cache.pipeline import Pipeline, StageStatistics
 from dflash_cache.run_files import EXPORT
 from dflash_cache.train import (
     ALONE,
+    CHECKPOINTS,
     CheckpointStore,
     DrafterStep,
     Ranks,
@@ -105,7 +106,7 @@ class TrainingRun:
         )
         require_tracker(config)
         self._columns = choose_columns(config, cache.spec)
-        store = CheckpointStore(config.out / "checkpoints", config.keep, keep_best=config.keep_best)
+        store = CheckpointStore(config.out / CHECKPOINTS, config.keep, keep_best=config.keep_best)
         found, self._held_out_figures = self._look_up(store)
         self.state = found[1] if found else None
         self._trainer = None if self._held_out_figures else self._make_trainer(store, found)

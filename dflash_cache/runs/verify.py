@@ -3,7 +3,7 @@
 import re
 from bisect import bisect_right
 from collections.abc import Collection
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from dflash_cache.cache import (
@@ -14,6 +14,7 @@ from dflash_cache.cache import (
     Fault,
     PlannedPart,
     Storage,
+    TargetParts,
     open_storage,
     rebuild_commits,
     restore_spec,
@@ -120,6 +121,7 @@ def _extract_config(config: VerifyConfig, cache: Cache, number: int) -> ExtractC
         "cache": str(config.cache),
         "dtype": cache.spec.dtype,
         "share": None,
+        "max_disk": None,  # a repair fills no more than was there
         "max_dropped": 1.0,  # rows without finite states are no damage
         "devices": config.devices,
         "trust_remote_code": config.trust_remote_code,  # never because a cache says so
@@ -139,6 +141,15 @@ def _rewrite_content(
         number: PlannedPart(segments=preparation.plan, dropped=preparation.survey.dropped)
         for number, preparation in preparations.items()
     }
-    captures = load_captures(next(iter(preparations.values())))
-    target = next(iter(captures.values())).target.parts()
+    target = None
+    if any(name.startswith(TARGET) for name in names):
+        target = _target_parts(next(iter(preparations.values())))
     rewrite_content(cache, target, parts, names)
+
+
+def _target_parts(preparation: Preparation) -> TargetParts:
+    (capture,) = load_captures(replace(preparation, devices=preparation.devices[:1])).values()
+    try:
+        return capture.target.parts()
+    finally:
+        capture.close()

@@ -14,13 +14,14 @@ import pytest
 
 from dflash_cache.cache import Cache, CacheWriter, SegmentWriter, verify_cache
 from dflash_cache.cache.local import LocalStorage
-from dflash_cache.config import BothConfig, ExtractConfig, PlanConfig, TrainConfig
+from dflash_cache.config import BothConfig, ExtractConfig, PlanConfig, TrainConfig, VerifyConfig
 from dflash_cache.errors import CacheIncompleteError, ConfigError
 from dflash_cache.pipeline import Interrupted, stop_on_signals
 from dflash_cache.runs.both import both
 from dflash_cache.runs.extract import extract
 from dflash_cache.runs.plan import plan
 from dflash_cache.runs.train import train
+from dflash_cache.runs.verify import verify
 from dflash_cache.train import batches
 from tests.support.disk import size_of, watched
 from tests.support.runs import assert_same_training, metrics
@@ -163,6 +164,9 @@ def test_extract_stops_at_the_budget_and_goes_on_with_a_larger_one(shared, tmp_p
     assert again["segments_missing"] == report["segments_missing"]
     assert extract(extract_config(shared, tmp_path))["segments_missing"] == 0
     assert content(tmp_path / "cache") == content(shared / "cache")
+    next((tmp_path / "cache").rglob("input_ids/c.0")).unlink()
+    repaired = verify(VerifyConfig(cache=str(tmp_path / "cache"), repair=True))
+    assert (repaired["bad"], repaired["missing"]) == ([], 0)  # the first budget binds it no more
 
 
 def test_a_budget_lets_a_cache_start_on_a_disk_that_cannot_hold_all_of_it(

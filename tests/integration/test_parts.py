@@ -1,12 +1,15 @@
 """Caches of several datasets, and of one dataset extracted on several machines."""
 
+from dataclasses import replace
+
 import datasets
 import pytest
 
 from dflash_cache import demo
 from dflash_cache.cache import Cache, CacheWriter, verify_cache
-from dflash_cache.config import MergeConfig, VerifyConfig
+from dflash_cache.config import BothConfig, MergeConfig, VerifyConfig
 from dflash_cache.errors import CacheIncompleteError, CacheMismatchError, ConfigError
+from dflash_cache.runs.both import both
 from dflash_cache.runs.extract import extract
 from dflash_cache.runs.merge import merge
 from dflash_cache.runs.train import train
@@ -161,3 +164,27 @@ def test_a_run_goes_on_only_with_the_parts_that_it_began_with(two, tmp_path):
     train(train_config(tmp_path, cache=two / "cache-a", steps=2))
     with pytest.raises(CacheMismatchError, match="parts: 2, expected 1"):
         train(train_config(tmp_path, cache=two / "both", steps=4))
+
+
+def both_of(folder, out, **changes):
+    extraction = of(folder, "b", **changes)
+    return BothConfig(
+        extract=extraction,
+        train=train_config(out, cache=extraction.cache, holdout=4, steps=2),
+        overlap=True,
+    )
+
+
+def test_training_beside_an_extraction_of_a_share_is_refused_and_waits_for_nothing(two, tmp_path):
+    config = both_of(two, tmp_path, cache=tmp_path / "cache", share="1/2")
+    for overlap in (True, False):
+        with pytest.raises(ConfigError, match=r"training needs all \d+ segments.*--share"):
+            both(replace(config, overlap=overlap))
+    assert not (tmp_path / "cache").exists()
+
+
+def test_both_goes_on_with_an_appended_dataset_as_it_began(two, tmp_path):
+    merge(MergeConfig(caches=(str(two / "cache-a"),), into=str(tmp_path / "cache")))
+    config = both_of(two, tmp_path, cache=tmp_path / "cache", append=True)
+    first = both(config)
+    assert both(config)["train"]["loss_last"] == first["train"]["loss_last"]

@@ -8,11 +8,12 @@ import torch
 
 from dflash_cache import demo
 from dflash_cache.cache import Cache
-from dflash_cache.config import BothConfig, PlanConfig
+from dflash_cache.config import BothConfig, InspectConfig, PlanConfig
 from dflash_cache.drafter.config import FULL, SLIDING, DrafterConfig
 from dflash_cache.errors import CacheMismatchError, ConfigError, DataError
 from dflash_cache.runs.both import both
 from dflash_cache.runs.extract import extract
+from dflash_cache.runs.inspect import inspect
 from dflash_cache.runs.plan import plan
 from dflash_cache.runs.train import train
 from dflash_cache.train import as_tensor
@@ -147,3 +148,12 @@ def test_naming_all_cached_layers_is_the_same_run_as_naming_none(tmp_path):
     train(train_config(tmp_path, steps=1, holdout=2))
     layers = Cache.open(config.cache).spec.target_layer_ids
     assert train(train_config(tmp_path, steps=1, holdout=2, target_layers=layers))["stages"] == {}
+
+
+def test_inspect_shows_the_last_state_among_the_layers(with_last):
+    cache = Cache.open(with_last / "cache")
+    row = int(cache.read(0).row_ids[0])
+    report = inspect(InspectConfig(cache=str(with_last / "cache"), row=row, quality=True, sample=2))
+    names = [*LAYERS, "last"]
+    assert [layer["layer"] for layer in report["row"]["layers"]] == names
+    assert [layer["layer"] for layer in report["quality"]["layers"]] == names

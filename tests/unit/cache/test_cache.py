@@ -1,3 +1,5 @@
+import fcntl
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -6,7 +8,7 @@ import numpy as np
 import pytest
 import zarr
 
-from dflash_cache.cache import Cache, CacheWriter, PlannedPart, TargetParts
+from dflash_cache.cache import Cache, CacheWriter, PlannedPart, TargetParts, writer_lock
 from dflash_cache.cache.durable import checked_line, parse_checked_line
 from dflash_cache.cache.local import LocalStorage
 from dflash_cache.errors import (
@@ -276,3 +278,31 @@ def test_a_reader_beside_the_writer_sees_whole_segments_only(tmp_path):
         done.set()
         assert len(seen.result()) > 1
     read_everything(tmp_path)
+
+
+def test_a_folder_of_others_among_the_segments_stops_no_writer(tmp_path):
+    made(tmp_path, num_segments=2)
+    (tmp_path / "cache.zarr" / "segments" / ".checkpoints").mkdir()
+    writer = CacheWriter(Cache.open(tmp_path))
+    writer.commit(*finished(writer, PLAN[0]))
+    read_everything(tmp_path)
+
+
+def test_what_a_killed_write_left_is_gone_with_the_next_writer(tmp_path):
+    made(tmp_path)
+    left = tmp_path / f".commits.log.{'0' * 32}"
+    left.write_text("half")
+    CacheWriter(Cache.open(tmp_path))
+    assert not left.exists()
+
+
+def test_one_who_looks_at_the_lock_keeps_no_writer_out(tmp_path):
+    """A look holds the lock for an instant; here for longer than one and shorter than a writer."""
+    with writer_lock(tmp_path):
+        pass
+    descriptor = os.open(tmp_path / "lock", os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    closing = threading.Timer(0.01, os.close, [descriptor])
+    closing.start()
+    with writer_lock(tmp_path):
+        closing.join()
