@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import time
 import uuid
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from .layout import LOCK
 from .lock import holder
 from .object_store import ObjectStore, naming, obstore
 
-LEASE_S = 60.0  # a holder on another machine that died blocks for as long
+LEASE_S = 90.0  # longer than a put is tried again, and a renewal; so long a dead holder blocks
 RENEW_S = 15.0
 _held_here: set[str] = set()  # nonces of the leases that this process holds
 
@@ -83,7 +82,8 @@ class Lease:
     def _put(self, seconds: float, mode: Any) -> None:
         until = time.time() + seconds
         _, started = _state_of(os.getpid())
-        record = holder() | {"until": until, "nonce": self._nonce, "started": started}
+        own = {"machine": _machine(), "nonce": self._nonce, "started": started}
+        record = holder() | own | {"until": until}
         put = obstore.put(self._store, LOCK, json.dumps(record).encode(), mode=mode)
         self._tag, self._until = put["e_tag"], until
 
@@ -108,9 +108,15 @@ class Lease:
 
 
 def _is_alive(record: dict[str, Any]) -> bool:
-    if record["host"] == socket.gethostname() and _is_gone(record):
+    if record.get("machine") == _machine() and _is_gone(record):
         return False
     return bool(time.time() < record["until"])
+
+
+def _machine() -> str:
+    """Where a process number means the same process: this boot, this namespace of numbers."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
 
 
 def _is_gone(record: dict[str, Any]) -> bool:

@@ -93,9 +93,9 @@ class ObjectStorage:
             obstore.put(self._store, name, data)
 
     def take(self, folder: Path, name: str) -> None:
-        self._lease.require()
         for path in sorted(p for p in folder.rglob("*") if p.is_file()):
             key = f"{name}/{path.relative_to(folder).as_posix()}"
+            self._lease.require()  # before each: an upload may take longer than a lease
             with naming(self.place(key)):
                 obstore.put(self._store, key, path)
         remove_tree(folder)

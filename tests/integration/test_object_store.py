@@ -157,7 +157,7 @@ def test_a_second_writer_is_refused_by_name_and_a_dead_one_never_blocks(bucket, 
     obstore.put(store, "lock", json.dumps(dead).encode())
     with second.lock():
         assert first.is_being_written()
-    elsewhere = dead | {"host": "elsewhere"}
+    elsewhere = dead | {"host": "elsewhere", "machine": "another"}
     obstore.put(store, "lock", json.dumps(elsewhere).encode())
     with pytest.raises(CacheBusyError, match="elsewhere"), second.lock():
         pass
