@@ -119,7 +119,7 @@ def test_a_row_with_a_state_that_is_not_finite_is_dropped_before_it_is_quantized
         return states
 
     monkeypatch.setattr(LayerCapture, "hidden_states", spoiled)
-    report = extract(fp8_config(tmp_path, limit=12))
+    report = extract(fp8_config(tmp_path, limit=12, max_dropped=1.0))
     cache = Cache.open(tmp_path / "cache")
     assert report["dropped"]["non_finite"] == len(cache.ledger) > 0
     assert {row.detail.split(",")[0] for row in cache.ledger} == {

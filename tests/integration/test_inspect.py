@@ -78,7 +78,7 @@ def test_dropped_rows_are_counted_by_reason_and_are_in_no_length(tmp_path, monke
         return states
 
     monkeypatch.setattr(LayerCapture, "hidden_states", spoiled)
-    extract(extract_config(tmp_path, limit=12))
+    extract(extract_config(tmp_path, limit=12, max_dropped=1.0))
     report = show(tmp_path)
     rows = [row.row_id for row in Cache.open(tmp_path / "cache").ledger]
     assert report["dropped"] == {"non_finite": len(rows)}

@@ -37,17 +37,18 @@ def tiny(tmp_path_factory):
     return folder
 
 
-def test_epochs_end_when_dropped_rows_make_them_shorter_than_planned(tiny, tmp_path):
-    extract(tiny_extract(tmp_path, tiny / "broken", tiny / "rows", segment_tokens=45))
+def test_dropped_rows_make_steps_smaller_and_no_epoch_longer_or_shorter(tiny, tmp_path):
+    broken = {"segment_tokens": 45, "max_dropped": 1.0}
+    extract(tiny_extract(tmp_path, tiny / "broken", tiny / "rows", **broken))
     config = train_config(tmp_path, mask_token_id=500, holdout=0, batch_size=5, epochs=3)
-    assert train(config)["steps"] == 3 * 2  # 10 of 20 rows are left, 2 batches an epoch
+    assert train(config)["steps"] == 3 * 4  # of 5 planned rows each; 10 of the 20 are left
     assert max(line["epoch"] for line in metrics(config.out)) == 3
-    assert train(config)["steps"] == 6
+    assert train(config)["steps"] == 12
 
 
 def test_an_extraction_that_keeps_no_row_is_an_error_that_says_why(tiny, tmp_path):
     with pytest.raises(DataError, match=r"every row was left out.*non_finite \(layer 1, position"):
-        extract(tiny_extract(tmp_path, tiny / "broken", tiny / "all-broken"))
+        extract(tiny_extract(tmp_path, tiny / "broken", tiny / "all-broken", max_dropped=1.0))
 
 
 def test_a_refused_setting_does_not_claim_the_run_folder(tiny, tmp_path):

@@ -15,7 +15,7 @@ from dflash_cache.runs.extract import extract
 from dflash_cache.runs.tokenize import tokenize
 from tests.support.runs import extract_config
 from tests.support.tiny_targets import save_target
-from tests.support.tokenizers import (
+from tests.support.tiny_tokenizers import (
     byte_tokenizer,
     save_chats,
     save_tokenizer,

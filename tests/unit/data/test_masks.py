@@ -14,7 +14,7 @@ from dflash_cache.data.chats import parse_row
 from dflash_cache.data.templates import ChatTemplate
 from dflash_cache.data.tokenization import RowBatch, Tokenization
 from dflash_cache.errors import DataError
-from tests.support.tokenizers import (
+from tests.support.tiny_tokenizers import (
     NOW,
     as_marked,
     byte_tokenizer,
