@@ -5,6 +5,7 @@ A field's flag is its name with dashes. Values come from the defaults, then a TO
 
 import difflib
 import json
+import math
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, asdict, field, fields, is_dataclass
@@ -36,7 +37,7 @@ def option(
 def require_positive(config: Any, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
-        if value is not None and not value > 0:  # NaN is not
+        if value is not None and not 0 < value < math.inf:  # NaN is not
             raise ConfigError(f"{flag_of(name)} {value}: must be greater than 0")
 
 

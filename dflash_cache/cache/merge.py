@@ -36,8 +36,7 @@ def merge_caches(sources: Sequence[Cache], into: Storage) -> Cache:
 
 def _with_all_parts(sources: Sequence[Cache], into: Storage) -> Cache:
     first, merged = sources[0], Cache.open(into) if into.exists(SPEC) else None
-    for source in sources:
-        _require_same_form(source, merged or first)
+    _require_mergeable(sources, merged or first)
     if merged is None:
         spec = replace(first.spec, parts=first.spec.parts[:1])
         merged = Cache.create(into, spec, first.settings[0], first.target, first.part(0))
@@ -47,6 +46,16 @@ def _with_all_parts(sources: Sequence[Cache], into: Storage) -> Cache:
                 spec = replace(merged.spec, parts=(*merged.spec.parts, part))
                 merged.append(spec, source.settings[number], source.part(number))
     return merged
+
+
+def _require_mergeable(sources: Sequence[Cache], other: Cache) -> None:
+    """``CacheMismatchError``, before anything is written, unless all of them may become one."""
+    together = other.spec
+    for source in sources:
+        _require_same_form(source, other)
+        for part in source.spec.parts:
+            if part_number(together, part) is None:
+                together = replace(together, parts=(*together.parts, part))
 
 
 def _require_same_form(source: Cache, other: Cache) -> None:

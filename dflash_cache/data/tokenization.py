@@ -154,6 +154,10 @@ class RowTokenizer:
 
         A template writes its own special tokens; else the tokenizer adds its own.
         """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise UnusableRowError("not_text", f"half a character: {error}") from error
         encoding = self._tokenizer.encode(text, add_special_tokens=special_tokens)
         offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         starts, stops = offsets[:, 0], offsets[:, 1]

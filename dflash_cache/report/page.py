@@ -16,6 +16,7 @@ from .run import Run
 
 MOST_SLOTS = 5  # lines in one chart
 PAGE = "report.html"
+PAGE_SUFFIX = ".html"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +36,8 @@ def report(config: ReportConfig) -> dict[str, Any]:
     page = (config.out or config.run / PAGE).absolute()
     if not page.parent.is_dir() or page.is_dir():
         raise ConfigError(f"--out {page}: no file can be written there; name another one")
+    if page.exists() and page.suffix != PAGE_SUFFIX:
+        raise ConfigError(f"--out {page} exists and is no page; name a {PAGE_SUFFIX} file")
     content = render(run).encode()
     write_atomically(page, content)
     return {"page": str(page), "bytes": len(content)}

@@ -12,6 +12,7 @@ from dflash_cache.cache import CacheSpec
 from dflash_cache.errors import ConfigError, DataError
 from dflash_cache.run_files import EVALUATION, EXPORT, METRICS, RUN, SETTINGS, TRAINING
 from dflash_cache.runs.outcome import load_outcome
+from dflash_cache.runs.record import require_run_record
 
 Record = dict[str, Any]
 
@@ -38,6 +39,7 @@ class Run:
                 f"dflash-cache train --cache C --out {folder}"
             )
         record = _read(folder / RUN)
+        require_run_record(folder / RUN, record)
         return cls(
             folder=folder,
             record=record,
@@ -63,6 +65,8 @@ def _read(path: Path) -> Record:
         return {}
     except ValueError as error:
         raise DataError(f"{path} is damaged ({error}); restore it from a copy") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path} is damaged: it holds no object; restore it from a copy")
     return content
 
 

@@ -117,9 +117,18 @@ def _output_file(config: EvaluateConfig) -> Path | None:
     run = config.drafter[0].parent
     in_run = len(config.drafter) == 1 and (run / RUN).is_file()
     out = config.out or (run / EVALUATION if in_run else None)
+    if out and out.is_file() and not _is_evaluation(out):
+        raise ConfigError(f"--out {out} exists and is no evaluation; name another file")
     if out and (out.is_dir() or not os.access(out.parent, os.W_OK)):
         raise ConfigError(f"--out {out}: no file can be written there; name another one")
     return out
+
+
+def _is_evaluation(path: Path) -> bool:
+    try:
+        return set(json.loads(path.read_text(encoding="utf-8"))) == {"config", "report"}
+    except (ValueError, TypeError):
+        return False
 
 
 def _check_target(

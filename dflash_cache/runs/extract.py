@@ -61,6 +61,7 @@ def extracting(
     storage, cache = preparation.storage, open_matching(preparation)
     need = disk_need(preparation, cache, passes or 1)
     rolling = passes > 0 and need.exceeds_limit
+    _require_budget_for(preparation, cache, need, rolling)
     if cache is not None and not rolling and not _is_left(preparation, cache):
         with Pipeline("extract") as pipeline:
             yield cache, pipeline, None
@@ -68,7 +69,6 @@ def extracting(
     if cache is None:
         storage.require_free()
     require_room(preparation, cache, need)
-    _require_budget_for(preparation, cache, need, rolling)
     if cache is not None:
         DroppedRows(preparation, cache)  # before a target is loaded
     with storage.lock():

@@ -1,5 +1,6 @@
 """``merge``: several caches become one."""
 
+from pathlib import Path
 from typing import Any
 
 from dflash_cache.cache import Cache, merge_caches, open_storage
@@ -15,7 +16,7 @@ def merge(config: MergeConfig) -> dict[str, Any]:
     """
     into = open_storage(config.into)
     sources = [Cache.open(address) for address in config.caches]
-    if not sources or any(source.address == into.address for source in sources):
+    if not sources or any(_same_place(source.address, into.address) for source in sources):
         raise ConfigError(f"--into {config.into}: name at least one cache, and another folder")
     with into.lock():
         cache = merge_caches(sources, into)
@@ -28,3 +29,8 @@ def merge(config: MergeConfig) -> dict[str, Any]:
         "parts": len(cache.spec.parts),
         "bytes_stored": sum(segment.bytes_stored for segment in segments),
     }
+
+
+def _same_place(address: str, other: str) -> bool:
+    """Through links too, where the addresses are folders."""
+    return address == other or Path(address).resolve() == Path(other).resolve()

@@ -25,10 +25,10 @@ def keep_outcome(run: Path, phases: Mapping[str, Any], cache: Cache | None = Non
 def load_outcome(run: Path) -> dict[str, Any]:
     """Reports by phase, and the cache's figures; empty before a start came to its end."""
     try:
-        kept: dict[str, Any] = json.loads((run / OUTCOME).read_text(encoding="utf-8"))
+        kept: Any = json.loads((run / OUTCOME).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):  # cut or altered: the next end writes it again
         return {}
-    return kept
+    return kept if isinstance(kept, dict) else {}
 
 
 def _figures(cache: Cache) -> dict[str, Any]:

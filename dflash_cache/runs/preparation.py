@@ -144,7 +144,7 @@ def part_in(preparation: Preparation, cache: Cache) -> int | None:
 
     ``CacheMismatchError`` names what differs where the two do not belong together.
     """
-    what = f"--cache {cache.address} was made with other settings"
+    what = f"these settings are not those that made --cache {cache.address}"
     remedy = "Use the settings that made it, or another --cache"
     form = replace(preparation.spec, parts=cache.spec.parts)
     require_same_identity(form, cache.spec, what=what, remedy=remedy)

@@ -47,6 +47,14 @@ def require_same_run(config: TrainConfig, spec: CacheSpec) -> None:
         _require_same_run(path, record, spec, _resumable_settings(config, spec))
 
 
+def require_run_record(path: Path, record: Any) -> None:
+    """``DataError`` unless ``record``, read from ``path``, says what a run was made from."""
+    if not isinstance(record, dict) or not {"cache", "settings"} <= record.keys():
+        raise DataError(
+            f"{path} is no record of a run; restore it, or start anew with another --out"
+        )
+
+
 def claim_run(config: TrainConfig, record: Mapping[str, Any]) -> None:
     """Note what the run in ``config.out`` is made from: ``identity_of`` and what else it is."""
     config.out.mkdir(parents=True, exist_ok=True)
@@ -59,6 +67,7 @@ def _require_same_run(
     path: Path, record: Mapping[str, Any], spec: CacheSpec, settings: Mapping[str, Any]
 ) -> None:
     remedy = "Use what the run was started with, or another --out"
+    require_run_record(path, record)
     require_same_identity(
         spec,
         CacheSpec.from_dict(record["cache"]),

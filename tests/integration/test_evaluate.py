@@ -15,7 +15,7 @@ from dflash_cache.drafter.export import load_training
 from dflash_cache.errors import CacheMismatchError, ConfigError
 from dflash_cache.runs.bench import Bench, Way
 from dflash_cache.runs.both import both
-from dflash_cache.runs.evaluate import evaluate
+from dflash_cache.runs.evaluate import _output_file, evaluate
 from dflash_cache.runs.extract import extract
 from dflash_cache.runs.prompts import DrafterFolder, Prompts, choose_prompts
 from dflash_cache.runs.train import train
@@ -239,3 +239,11 @@ def test_a_hybrid_target_is_trained_for_and_decoded_without_loss(tmp_path):
     several = config(tmp_path / "run" / "export", target=shared["target"], data=data, batch_size=2)
     with pytest.raises(ConfigError, match=r"--batch-size 2: .* linear-attention"):
         evaluate(several)
+
+
+def test_a_report_never_takes_the_place_of_another_file(tmp_path):
+    mine = tmp_path / "run.json"
+    mine.write_text('{"cache": {}}')
+    config = EvaluateConfig(target="t", drafter=(tmp_path,), data=tmp_path, out=mine)
+    with pytest.raises(ConfigError, match=r"run\.json exists and is no evaluation"):
+        _output_file(config)

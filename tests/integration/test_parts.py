@@ -188,3 +188,18 @@ def test_both_goes_on_with_an_appended_dataset_as_it_began(two, tmp_path):
     config = both_of(two, tmp_path, cache=tmp_path / "cache", append=True)
     first = both(config)
     assert both(config)["train"]["loss_last"] == first["train"]["loss_last"]
+
+
+def test_what_cannot_be_merged_leaves_no_cache_behind(two, tmp_path):
+    extract(of(two, "b", cache=tmp_path / "other", plan_seed=5))
+    caches = (str(two / "both"), str(tmp_path / "other"))
+    with pytest.raises(CacheMismatchError, match="plan_seed"):
+        merge(MergeConfig(caches=caches, into=str(tmp_path / "merged")))
+    assert not (tmp_path / "merged" / "spec.json").exists()
+
+
+def test_a_source_is_not_merged_into_itself_through_a_link(two, tmp_path):
+    (tmp_path / "link").symlink_to(two / "cache-a")
+    caches = (str(two / "cache-a"), str(two / "cache-b"))
+    with pytest.raises(ConfigError, match="another folder"):
+        merge(MergeConfig(caches=caches, into=str(tmp_path / "link")))

@@ -19,7 +19,7 @@ from dflash_cache.types import SegmentPlan, TokenSequence
 from tests.support.runs import extract_config
 
 
-@pytest.mark.parametrize("codec", ["crc32c", "lz4", "zstd"])
+@pytest.mark.parametrize("codec", ["crc32c", "lz4", "zstd", "fp8"])
 def test_no_part_of_a_cache_takes_more_than_was_foreseen_nor_segments_far_less(codec, tmp_path):
     extract(extract_config(tmp_path, codec=codec, limit=12, segment_tokens=500))
     cache = Cache.open(tmp_path / "cache")

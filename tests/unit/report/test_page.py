@@ -59,6 +59,7 @@ def write(path, content):
 def started(folder, steps=3):
     """A run that goes on: its folder."""
     record = {"cache": replace(SPEC, target="<b>T</b>").as_dict(), "num_rows": 90}
+    record["settings"] = {}
     write(folder / "run.json", record | {"held_out_rows": [1, 2]})
     write(folder / "train.json", {"cache": "c", "target_layers": [], "keep_best": True, "lr": 1e-3})
     lines = "".join(json.dumps(line(step)) + "\n" for step in range(1, steps + 1))

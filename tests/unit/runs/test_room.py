@@ -1,8 +1,8 @@
 """What is extracted and evicted when, without any target or disk."""
 
 import random
+from dataclasses import replace
 from itertools import islice
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,9 +11,10 @@ from dflash_cache.cache import Budget, most_segment_bytes
 from dflash_cache.pipeline import Cancelled, Monitor
 from dflash_cache.runs.room import Eviction, RollingRoom, RoomUntilFull
 from dflash_cache.types import SegmentPlan
+from tests.support import caches
 from tests.support.threads import Call, num_waiting, until
 
-SPEC = SimpleNamespace(token_bytes=1024)
+SPEC = replace(caches.SPEC, hidden_size=128)  # 1024 bytes a token
 SEGMENT_BYTES = most_segment_bytes(
     SPEC, SegmentPlan(index=0, row_ids=np.arange(2), lengths=np.full(2, 50))
 )
