@@ -193,14 +193,18 @@ class Cache:
                 "same time with `dflash-cache both --overlap`"
             )
 
-    def read(self, index: int, row_ids: Int64Array | None = None) -> HiddenSegment:
+    def read(
+        self, index: int, row_ids: Int64Array | None = None, into: Array | None = None
+    ) -> HiddenSegment:
         """A committed segment, or those of its sequences that are in ``row_ids``; thread-safe.
 
-        ``CacheCorruptError`` names file, rows and the way to mend it.
+        Hidden states land in ``into`` [tokens or more, K, H], of the stored dtype, if it is given;
+        the segment returned then shares its memory. ``CacheCorruptError`` names file, rows and the
+        way to mend it.
         """
         with self._remedy():
-            first_row = self._first_row(index)
-            return read_segment(self.storage, self.record(index), self.spec, row_ids, first_row)
+            record, first_row = self.record(index), self._first_row(index)
+            return read_segment(self.storage, record, self.spec, row_ids, first_row, into)
 
     def rows_of_chunk(self, index: int, chunk: int) -> Int64Array:
         """The rows that have tokens in one inner chunk of a committed segment."""

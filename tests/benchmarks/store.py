@@ -154,7 +154,7 @@ def reading(rounds: int, root: Path, num_reads: int = 20) -> dict[str, float]:
 
     ways = {
         "preadv": each(lambda r: os.preadv(raw, [buffer.data.cast("B")], r * buffer.nbytes)),
-        "ours": each(lambda r: read_segment(storage, record, spec, np.array([r]))),
+        "ours": each(lambda r: read_segment(storage, record, spec, np.array([r]), into=buffer)),
         "zarr": each(lambda r: array[r * length : (r + 1) * length]),
         "memory_map": each(lambda r: flat[r * length : (r + 1) * length].copy()),
         "safetensors": each(lambda r: load_file(root / "one.safetensors")),

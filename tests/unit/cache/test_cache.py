@@ -306,3 +306,13 @@ def test_one_who_looks_at_the_lock_keeps_no_writer_out(tmp_path):
     closing.start()
     with writer_lock(tmp_path):
         closing.join()
+
+
+def test_states_land_in_the_callers_buffer(tmp_path):
+    cache = made(tmp_path)
+    fresh = cache.read(0)
+    buffer = np.zeros((len(fresh.hidden_TKH) + 3, *fresh.hidden_TKH.shape[1:]), np.float32)
+    segment = cache.read(0, into=buffer)
+    assert np.shares_memory(segment.hidden_TKH, buffer)
+    assert segment.hidden_TKH.tobytes() == fresh.hidden_TKH.tobytes()
+    assert not buffer[len(fresh.hidden_TKH) :].any()
