@@ -82,4 +82,9 @@ def drafter_config(config: TrainConfig, spec: CacheSpec, parts: TargetParts) -> 
         ),
         target_layer_ids=config.target_layers or spec.target_layer_ids,
     )
+    if config.block_size > drafter.max_position_embeddings:
+        raise ConfigError(
+            f"--block-size {config.block_size}: the target has only "
+            f"{drafter.max_position_embeddings} positions"
+        )
     return with_window(drafter, config.sliding_window)

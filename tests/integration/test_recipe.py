@@ -157,3 +157,10 @@ def test_inspect_shows_the_last_state_among_the_layers(with_last):
     names = [*LAYERS, "last"]
     assert [layer["layer"] for layer in report["row"]["layers"]] == names
     assert [layer["layer"] for layer in report["quality"]["layers"]] == names
+
+
+def test_a_block_longer_than_the_targets_positions_is_refused(with_last, tmp_path):
+    config = replace(training(with_last), out=tmp_path / "run", block_size=100_000)
+    with pytest.raises(ConfigError, match="--block-size 100000: the target has only"):
+        train(config)
+    assert not (tmp_path / "run" / "run.json").exists()
