@@ -22,7 +22,7 @@ from dflash_cache.types import (
 )
 
 from .arrays import group_metadata, read_array
-from .content import PLAN_ARRAYS, PlannedPart, TargetParts
+from .content import PLAN_ARRAYS, PlannedPart, TargetParts, write_groups
 from .durable import checked_line, fsync_tree, parse_checked_line
 from .fingerprints import Fingerprints, fingerprint_files, read_fingerprinted
 from .layout import LEDGERS, ROOT, SEGMENTS, SPEC, TARGET, ledger_name, plan_folder
@@ -83,6 +83,7 @@ class Cache:
         storage.require_free()
         storage.clear()
         staging = storage.staging()
+        write_groups(staging)
         target.write(staging)
         part.write(staging, 0)
         files = fingerprint_files(staging)

@@ -16,6 +16,12 @@ from .layout import PLAN, SEGMENTS, TARGET, ledger_name, plan_folder
 PLAN_ARRAYS = ("row_ids", "lengths", "segment_sequences")
 
 
+def write_groups(folder: Path) -> None:
+    """Write the groups that hold plans and segments, empty, below ``folder``."""
+    for name in (SEGMENTS, PLAN):
+        write_group(folder / name)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TargetParts:
     """What training needs of the target. Arrays are float32, or bfloat16 bits as uint16."""
@@ -27,10 +33,9 @@ class TargetParts:
     mask_token_id: int | None  # what its tokenizer offers as a mask token
 
     def write(self, folder: Path) -> None:
-        """Write the groups below ``folder``, the same bytes every time."""
+        """Write the target's group below ``folder``, the same bytes every time."""
         attributes = {"config": dict(self.config), "mask_token_id": self.mask_token_id}
-        for name, group in ((SEGMENTS, {}), (PLAN, {}), (TARGET, attributes)):
-            write_group(folder / name, group)
+        write_group(folder / TARGET, attributes)
         logical = "bfloat16" if self.embedding.dtype == np.uint16 else "float32"
         for name in ("embedding", "head", "norm"):
             if (data := getattr(self, name)) is not None:

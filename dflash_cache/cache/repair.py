@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dflash_cache.errors import CacheCorruptError
 
 from .cache import Cache, spec_copy
-from .content import PlannedPart, TargetParts
+from .content import PlannedPart, TargetParts, write_groups
 from .durable import parse_checked_line
 from .fingerprints import check_fingerprint
 from .layout import ROOT, SPEC, segment_folder
@@ -52,6 +52,7 @@ def rewrite_content(
     anything is replaced, if they do not come out as they were.
     """
     storage, fresh = cache.storage, cache.storage.staging()
+    write_groups(fresh)
     if target is not None:
         target.write(fresh)
     for number, part in parts.items():
