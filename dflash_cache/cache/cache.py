@@ -1,7 +1,6 @@
 """A cache: identity, plan, the target's frozen parts, and committed segments."""
 
 import json
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -218,7 +217,7 @@ class Cache:
 
     def _first_row(self, index: int) -> int:
         """The number of the first row of the part that segment ``index`` belongs to."""
-        return self.spec.first_rows[bisect_right(self.spec.first_segments, index) - 1]
+        return self.spec.first_rows[self.spec.part_of(index)]
 
 
 def _numbered(rows: Sequence[DroppedRow], first_row: int) -> list[DroppedRow]:

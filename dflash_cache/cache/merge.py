@@ -1,6 +1,5 @@
 """Several caches of one identity become one: the same files under new numbers."""
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,12 +24,12 @@ def merge_caches(sources: Sequence[Cache], into: Storage) -> Cache:
     merge that was cut short goes on. The caller holds ``into``'s lock.
     """
     merged = _with_all_parts(sources, into)
-    writer, staging = CacheWriter(merged), into.staging()
+    writer = CacheWriter(merged)
     for source in sources:
         for index in sorted(source.segments):
             place = _place_of(source.spec, index, merged.spec)
             if place not in merged.segments:
-                writer.commit(*_renumbered(source, index, staging, place))
+                writer.commit(*_renumbered(source, index, writer.staging, place))
     return merged
 
 
@@ -70,7 +69,7 @@ def _require_same_form(source: Cache, other: Cache) -> None:
 
 def _place_of(spec: CacheSpec, index: int, merged: CacheSpec) -> int:
     """The index in ``merged`` of segment ``index`` of ``spec``."""
-    source_part = bisect_right(spec.first_segments, index) - 1
+    source_part = spec.part_of(index)
     merged_part = part_number(merged, spec.parts[source_part])
     assert merged_part is not None
     return index - spec.first_segments[source_part] + merged.first_segments[merged_part]

@@ -1,5 +1,6 @@
 """The identity of a cache: everything that must agree before two things may be used together."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import accumulate
@@ -110,6 +111,10 @@ class CacheSpec(TargetIdentity):
     def first_segments(self) -> list[int]:
         """The index of each part's first segment, and last the number of segments."""
         return [0, *accumulate(part.num_segments for part in self.parts)]
+
+    def part_of(self, segment: int) -> int:
+        """The number of the dataset part that segment ``segment`` belongs to."""
+        return bisect_right(self.first_segments, segment) - 1
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

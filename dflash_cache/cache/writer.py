@@ -22,10 +22,10 @@ class CacheWriter:
         self.cache = cache
         cache.storage.recover()
         cache.segments = cache.storage.commits.read()
-        self._staging = cache.storage.staging()
+        self.staging = cache.storage.staging()
 
     def segment(self, plan: SegmentPlan) -> SegmentWriter:
-        return SegmentWriter(self._staging, self.cache.spec, plan.index, plan.num_tokens)
+        return SegmentWriter(self.staging, self.cache.spec, plan.index, plan.num_tokens)
 
     def commit(self, folder: Path, segment: CommittedSegment) -> None:
         """Make a finished segment, durable in ``folder``, part of the cache."""

@@ -45,7 +45,8 @@ def both(config: BothConfig, on_progress: OnProgress = ignore) -> dict[str, Any]
     cache = open_matching(preparation)
     _require_whole_cache(preparation, cache)
     _check_training(config, preparation, cache)
-    report = (_overlapped if config.overlap else _in_turn)(config, preparation, on_progress)
+    run = _overlapped if config.overlap else _in_turn
+    report = run(config, preparation, cache, on_progress)
     report["wall_s"] = round(time.perf_counter() - began, 3)
     if config.evaluate:
         report["evaluate"] = evaluate(_evaluation(config), on_progress)
@@ -53,10 +54,10 @@ def both(config: BothConfig, on_progress: OnProgress = ignore) -> dict[str, Any]
 
 
 def _in_turn(
-    config: BothConfig, preparation: Preparation, on_progress: OnProgress
+    config: BothConfig, preparation: Preparation, found: Cache | None, on_progress: OnProgress
 ) -> dict[str, Any]:
     began = time.perf_counter()
-    require_whole(preparation, disk_need(preparation, open_matching(preparation)))
+    require_whole(preparation, disk_need(preparation, found))
     with extracting(preparation, on_progress) as (cache, pipeline, _):
         pipeline.start()
     wall_s = time.perf_counter() - began
@@ -68,10 +69,10 @@ def _in_turn(
 
 
 def _overlapped(
-    config: BothConfig, preparation: Preparation, on_progress: OnProgress
+    config: BothConfig, preparation: Preparation, found: Cache | None, on_progress: OnProgress
 ) -> dict[str, Any]:
     began = time.perf_counter()
-    row_ids = rows_to_be(preparation, open_matching(preparation))
+    row_ids = rows_to_be(preparation, found)
     num_rows = len(row_ids) - len(held_out_rows(row_ids, config.train.holdout))
     passes = most_extractions(config.train, num_rows)
     with (

@@ -1,7 +1,6 @@
 """``verify``: every byte of a cache, and its repair."""
 
 import re
-from bisect import bisect_right
 from collections.abc import Collection
 from dataclasses import asdict, replace
 from typing import Any
@@ -84,10 +83,9 @@ def _preparations(
     config: VerifyConfig, cache: Cache, faults: Collection[Fault]
 ) -> dict[int, Preparation]:
     """One for each dataset part that something is to be made again of."""
-    bounds = cache.spec.first_segments
     lost = {fault.segment for fault in faults if fault.segment is not None}
-    lost |= set(range(bounds[-1])) - cache.segments.keys()
-    found = {bisect_right(bounds, index) - 1 for index in lost}
+    lost |= set(range(cache.spec.first_segments[-1])) - cache.segments.keys()
+    found = {cache.spec.part_of(index) for index in lost}
     numbers = found | {
         number for name in _damaged_files(cache, faults) if (number := _part_of(name)) is not None
     }
