@@ -28,7 +28,7 @@ METADATA_BYTES, RECORD_BYTES, LINE_BYTES, ROW_RECORD_BYTES, CREATION_BYTES = (
     160,
     256 << 10,
 )
-CHUNK_OVERHEAD_BYTES = 64  # blosc's header, checksum, index entry
+CHUNK_OVERHEAD_BYTES = 128  # blosc's header, checksum, zeros up to the next chunk, index entry
 SCALE_BYTES = 4
 SMALL_ITEM_BYTES = {"input_ids": 4, "loss_mask": 1}
 

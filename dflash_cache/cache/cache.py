@@ -25,12 +25,13 @@ from .content import PLAN_ARRAYS, PlannedPart, TargetParts, write_groups
 from .durable import checked_line, fsync_tree, parse_checked_line
 from .fingerprints import Fingerprints, fingerprint_files, read_fingerprinted
 from .layout import LEDGERS, ROOT, SEGMENTS, SPEC, TARGET, ledger_name, plan_folder
-from .record import SegmentRecord
-from .segment import read_record, read_segment, rows_of_chunk
+from .record import SegmentRecord, read_record
+from .segment_reader import SegmentReader
 from .spec import CacheSpec
 from .storage import Storage, open_storage
 
 RECORDS_IN_MEMORY = 1024
+READERS_IN_MEMORY = 16  # with the small arrays of their segments: some kilobytes each, or megabytes
 Settings = Mapping[str, Any]
 
 
@@ -48,6 +49,7 @@ class Cache:
         self._adopt_identity(identity)
         self.segments = segments
         self._record_of = lru_cache(RECORDS_IN_MEMORY)(partial(read_record, storage))
+        self._reader_of = lru_cache(READERS_IN_MEMORY)(self._open_segment)
 
     def _adopt_identity(self, identity: Mapping[str, Any]) -> None:
         self.spec = CacheSpec.from_dict(identity["spec"])
@@ -203,17 +205,19 @@ class Cache:
         way to mend it.
         """
         with self._remedy():
-            record, first_row = self.record(index), self._first_row(index)
-            return read_segment(self.storage, record, self.spec, row_ids, first_row, into)
+            return self._reader_of(self.segments[index]).read(row_ids, into)
 
     def rows_of_chunk(self, index: int, chunk: int) -> Int64Array:
         """The rows that have tokens in one inner chunk of a committed segment."""
-        rows = rows_of_chunk(self.storage, self.record(index), chunk)
-        return rows + self._first_row(index)
+        return self._reader_of(self.segments[index]).rows_of_chunk(chunk)
 
     def record(self, index: int) -> SegmentRecord:
         """What a committed segment says of itself."""
         return self._record_of(self.segments[index])
+
+    def _open_segment(self, segment: CommittedSegment) -> SegmentReader:
+        first_row = self._first_row(segment.index)
+        return SegmentReader(self.storage, self._record_of(segment), self.spec, first_row)
 
     def _first_row(self, index: int) -> int:
         """The number of the first row of the part that segment ``index`` belongs to."""

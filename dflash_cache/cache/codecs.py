@@ -10,10 +10,9 @@ import numpy as np
 from numcodecs import blosc
 from zarr.codecs import BloscCodec, Crc32cCodec
 
-from dflash_cache.errors import CacheCorruptError, ConfigError
+from dflash_cache.errors import ConfigError
 from dflash_cache.types import Array
 
-from .durable import crc32c
 from .spec import QUANTIZED
 
 CHECKSUM_BYTES = 4
@@ -47,11 +46,11 @@ class ChunkCodec:
         )
         return (compressor, Crc32cCodec())
 
-    def encode(self, chunk: Array) -> bytes | Array:
+    def encode(self, chunk: Array) -> memoryview:
         """The payload of a contiguous ``chunk``, without its checksum."""
         if self.blosc_name is None:
-            return chunk.reshape(-1).view(np.uint8)
-        return bytes(
+            return chunk.reshape(-1).view(np.uint8).data
+        return memoryview(
             blosc.compress(
                 chunk,
                 self.blosc_name.encode(),
@@ -62,29 +61,14 @@ class ChunkCodec:
             )
         )
 
-    def landing(self, values: Array, num_bytes: int) -> Array:
-        """Where to read ``num_bytes`` of payload that will become ``values``: uint8 [num_bytes].
+    @property
+    def compresses(self) -> bool:
+        """Whether the payload is anything but the chunk's own bytes."""
+        return self.blosc_name is not None
 
-        Uncompressed bytes land in ``values`` itself and are copied nowhere else.
-        """
-        if self.blosc_name is None and values.nbytes == num_bytes:
-            return values.reshape(-1).view(np.uint8)
-        return np.empty(num_bytes, np.uint8)
-
-    def check(self, payload: Array, checksum: bytes, crc: int, where: str) -> None:
-        """``CacheCorruptError``, naming ``where``, unless ``payload`` is as it was written.
-
-        ``checksum`` stands behind it on disk; ``crc`` was recorded on commit, so that a whole
-        chunk of another segment is found out as well.
-        """
-        if checksum != crc.to_bytes(CHECKSUM_BYTES, "little") or crc32c(payload) != crc:
-            raise CacheCorruptError(f"{where}: the chunk's checksum does not match its bytes")
-
-    def decode(self, payload: Array, checksum: bytes, crc: int, into: Array, where: str) -> None:
-        """Check ``payload`` (of ``landing``, filled) and write its values to ``into``."""
-        self.check(payload, checksum, crc, where)
-        if self.blosc_name is not None:
-            blosc.decompress(payload, into)
+    def decompress(self, payload: memoryview, into: memoryview) -> None:
+        """Write the bytes of a compressed chunk's values to ``into``."""
+        blosc.decompress(payload, into)
 
 
 CODECS = {

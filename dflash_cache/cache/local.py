@@ -20,7 +20,7 @@ from .storage import segments_in_place
 class LocalReader:
     """One file, read straight into the caller's buffers."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str) -> None:
         self._path = path
         self._descriptor = os.open(path, os.O_RDONLY)
         self.size = os.fstat(self._descriptor).st_size
@@ -51,17 +51,17 @@ class LocalStorage:
         self.commits = CommitLog(root / LOG)
 
     def place(self, name: str) -> str:
-        return str(self.root / name)
+        return f"{self.address}/{name}"  # half the time of joining paths
 
     def exists(self, name: str) -> bool:
         return (self.root / name).exists()
 
     def read(self, name: str) -> bytes:
-        with open(f"{self.address}/{name}", "rb", buffering=0) as file:  # noqa: PTH123  half the time
+        with open(self.place(name), "rb", buffering=0) as file:  # noqa: PTH123
             return file.readall()
 
     def open(self, name: str) -> LocalReader:
-        return LocalReader(self.root / name)
+        return LocalReader(self.place(name))
 
     def names(self, prefix: str = "") -> list[str]:
         paths = (self.root / prefix).rglob("*")

@@ -66,6 +66,18 @@ class SegmentRecord:
         )
 
 
+def read_record(storage: Storage, segment: CommittedSegment) -> SegmentRecord:
+    """The record of a committed segment, checked; ``CacheCorruptError`` names the file."""
+    name = f"{segment_folder(segment.index)}/zarr.json"
+    try:
+        metadata = storage.read(name)
+    except FileNotFoundError:
+        raise CacheCorruptError(f"{storage.place(name)}: the file is missing") from None
+    if digest(metadata) != segment.record_digest:
+        raise CacheCorruptError(f"{storage.place(name)}: not the record that was committed")
+    return SegmentRecord.from_bytes(metadata, storage.place(name))
+
+
 def own_record(storage: Storage, index: int) -> SegmentRecord:
     """The record of a segment in place that no commit tells of.
 

@@ -5,34 +5,28 @@ Axes: T tokens, K context layers, H hidden size.
 
 import math
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import zarr
 
-from dflash_cache.errors import CacheCorruptError
 from dflash_cache.types import (
     Array,
     CommittedSegment,
     DroppedRow,
-    HiddenSegment,
-    Int64Array,
     TokenSequence,
 )
 
-from .arrays import read_chunks, write_array
+from .arrays import write_array
 from .codecs import chunk_codec
 from .durable import fsync_tree, remove_tree
-from .fingerprints import Fingerprints, digest, fingerprint_files
-from .layout import segment_folder, segment_name
+from .fingerprints import fingerprint_files
+from .layout import segment_name
 from .record import SegmentRecord
-from .shard import ShardReader, ShardWriter
+from .shard import ShardWriter
 from .spec import CacheSpec
-from .storage import Storage
-from .tokens import pieces, runs_of, taken
 
 # A read of one sequence takes whole chunks. On sequences of 12 MB, 1 MiB reads a tenth more than
 # it needs, 4 MiB a third (docs/decisions/0005-inner-chunks.md).
@@ -89,20 +83,23 @@ class SegmentWriter:
         if scales_TK is not None:
             self._scales.append(scales_TK.copy())
         self._appended += len(hidden_TKH)
+        chunk_tokens = len(self._chunk)
         while len(hidden_TKH):
-            if self._filled == 0 and len(hidden_TKH) >= len(self._chunk):
-                self._shard.append(np.ascontiguousarray(hidden_TKH[: len(self._chunk)]))
-                hidden_TKH = hidden_TKH[len(self._chunk) :]
+            num_chunks = len(hidden_TKH) // chunk_tokens
+            if not self._filled and num_chunks:
+                whole = hidden_TKH[: num_chunks * chunk_tokens]
+                self._shard.append(map(np.ascontiguousarray, np.split(whole, num_chunks)))
+                hidden_TKH = hidden_TKH[len(whole) :]
                 continue
-            part = hidden_TKH[: len(self._chunk) - self._filled]
+            part = hidden_TKH[: chunk_tokens - self._filled]
             self._chunk[self._filled : self._filled + len(part)] = part
             self._filled += len(part)
             hidden_TKH = hidden_TKH[len(part) :]
-            if self._filled == len(self._chunk):
+            if self._filled == chunk_tokens:
                 self._flush()
 
     def _flush(self) -> None:
-        self._shard.append(self._chunk)
+        self._shard.append([self._chunk])
         self._filled = 0
 
     def finish(
@@ -175,115 +172,5 @@ class SegmentWriter:
             write_array(self.folder / SCALES, np.concatenate(self._scales))
 
 
-def read_record(storage: Storage, segment: CommittedSegment) -> SegmentRecord:
-    """The record of a committed segment, checked; ``CacheCorruptError`` names the file."""
-    name = f"{segment_folder(segment.index)}/zarr.json"
-    try:
-        metadata = storage.read(name)
-    except FileNotFoundError:
-        raise CacheCorruptError(f"{storage.place(name)}: the file is missing") from None
-    if digest(metadata) != segment.record_digest:
-        raise CacheCorruptError(f"{storage.place(name)}: not the record that was committed")
-    return SegmentRecord.from_bytes(metadata, storage.place(name))
-
-
-def read_segment(
-    storage: Storage,
-    record: SegmentRecord,
-    spec: CacheSpec,
-    row_ids: Int64Array | None = None,
-    first_row: int = 0,
-    into: Array | None = None,
-) -> HiddenSegment:
-    """Read a committed segment, or only those of its sequences that are in ``row_ids``.
-
-    ``first_row`` is added to the row numbers, which a segment counts in its own dataset.
-    Hidden states land in ``into``, which must have room, where the caller has such a buffer.
-    Every byte is checked. ``CacheCorruptError`` names the file, the chunk and the rows in it.
-    """
-    ids, mask, offsets, rows = _read_small_arrays(storage, record)
-    rows = rows + first_row
-    wanted = np.arange(len(rows)) if row_ids is None else np.flatnonzero(np.isin(rows, row_ids))
-    runs = runs_of(offsets, wanted)
-    num_tokens = sum(stop - start for start, stop in runs)
-    hidden = np.empty((num_tokens, *_shape(spec)), spec.stored_dtype) if into is None else into
-    hidden = hidden[:num_tokens]
-    scales = _read_scales(storage, record, spec) if spec.quantized else None
-    with open_shard(storage, record, spec, rows) as shard:
-        for piece in pieces(hidden, runs, record.chunk_tokens):
-            for chunk in shard.load(piece.first_chunk, piece.targets):
-                with _naming(rows[_in_chunk(offsets, record, chunk.number)], record):
-                    shard.decode(chunk)
-            piece.finish()
-    return HiddenSegment(
-        index=record.index,
-        row_ids=rows[wanted],
-        offsets=np.cumsum([0, *np.diff(offsets)[wanted]], dtype=np.int64),
-        input_ids=taken(ids, runs),
-        loss_mask=taken(mask, runs),
-        hidden_TKH=hidden,
-        scales_TK=None if scales is None else taken(scales, runs),
-    )
-
-
-def _read_small_arrays(storage: Storage, record: SegmentRecord) -> list[Array]:
-    folder, tokens, rows = segment_folder(record.index), record.num_tokens, record.num_sequences
-    lengths = {"input_ids": tokens, "loss_mask": tokens, "offsets": rows + 1, "row_ids": rows}
-    files = _files(record)
-    return [
-        read_chunks(storage, f"{folder}/{name}", files, (lengths[name],), dtype)
-        for name, dtype in SMALL_ARRAYS.items()
-    ]
-
-
-def _read_scales(storage: Storage, record: SegmentRecord, spec: CacheSpec) -> Array:
-    name, shape = f"{segment_folder(record.index)}/{SCALES}", (record.num_tokens, _shape(spec)[0])
-    return read_chunks(storage, name, _files(record), shape, np.float32)
-
-
-def _files(record: SegmentRecord) -> Fingerprints:
-    """The segment's files by their names in the cache."""
-    folder = segment_folder(record.index)
-    return {f"{folder}/{name}": recorded for name, recorded in record.files.items()}
-
-
-def rows_of_chunk(storage: Storage, record: SegmentRecord, chunk: int) -> Int64Array:
-    """The rows, by number in their dataset, that have tokens in one inner chunk."""
-    _, _, offsets, rows = _read_small_arrays(storage, record)
-    return rows[_in_chunk(offsets, record, chunk)]
-
-
-def _in_chunk(offsets: Int64Array, record: SegmentRecord, chunk: int) -> Array:
-    first, last = chunk * record.chunk_tokens, (chunk + 1) * record.chunk_tokens
-    inside: Array = (offsets[:-1] < last) & (offsets[1:] > first)
-    return inside
-
-
 def _shape(spec: CacheSpec) -> tuple[int, int]:
     return spec.num_states, spec.hidden_size
-
-
-def open_shard(
-    storage: Storage, record: SegmentRecord, spec: CacheSpec, rows: Int64Array
-) -> AbstractContextManager[ShardReader]:
-    """``rows`` are lost, and named, if the shard as a whole is damaged."""
-    if not record.num_tokens:  # no shard: its reader is never used
-        return nullcontext()  # type: ignore[return-value]
-    name = f"{segment_folder(record.index)}/{SHARD_KEY}"
-    with _naming(rows, record):
-        return ShardReader(storage, name, record.shard, record.chunk_crcs, chunk_codec(spec.codec))
-
-
-@contextmanager
-def _naming(rows: Int64Array, record: SegmentRecord) -> Iterator[None]:
-    """Let an error of damage name the rows whose states are lost."""
-    try:
-        yield
-    except CacheCorruptError as error:
-        what = f"it holds states of rows {shown_rows(rows)} (segment {record.index})"
-        raise CacheCorruptError(f"{error}; {what}") from error
-
-
-def shown_rows(rows: Int64Array, most: int = 12) -> str:
-    shown = ", ".join(str(row) for row in rows[:most])
-    return shown if len(rows) <= most else f"{shown} and {len(rows) - most} more"

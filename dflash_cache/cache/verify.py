@@ -4,8 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from dflash_cache.errors import CacheCorruptError
 from dflash_cache.types import Int64Array
 
@@ -13,7 +11,8 @@ from .cache import Cache, read_identity, spec_copy
 from .fingerprints import Fingerprints, check_fingerprint
 from .layout import LOCK, ROOT, SPEC, STAGING, segment_folder
 from .record import SegmentRecord
-from .segment import SHARD_KEY, open_shard
+from .segment import SHARD_KEY
+from .segment_reader import open_shard
 from .storage import Storage, open_storage, segments_in_place
 
 _UNCHECKED = (LOCK, STAGING)  # the lock is no data: it names the last holder
@@ -131,16 +130,9 @@ class _Walk:
     def _chunk_faults(self, record: SegmentRecord) -> Iterator[Fault]:
         """Each damaged chunk of hidden states, and the rows in it."""
         index, name = record.index, f"{segment_folder(record.index)}/{SHARD_KEY}"
-        if not record.num_tokens:
-            return
         try:
-            rows = self._rows.get(index, np.zeros(0, np.int64))
-            with open_shard(self._storage, record, self._cache.spec, rows) as shard:
-                for chunk in range(len(record.chunk_crcs)):
-                    try:
-                        shard.check(chunk)
-                    except CacheCorruptError as error:
-                        yield self._fault(name, error, index, self._rows_of(record, chunk))
+            for error in open_shard(self._storage, record, self._cache.spec).damaged():
+                yield self._fault(name, error, index, self._rows_of(record, error.chunk))
         except (CacheCorruptError, OSError) as error:
             yield self._fault(name, error, index)
 

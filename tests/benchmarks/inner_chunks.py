@@ -24,8 +24,8 @@ import numpy as np
 from dflash_cache.cache import CacheSpec, DatasetPart, SegmentWriter
 from dflash_cache.cache.layout import segment_folder
 from dflash_cache.cache.local import LocalReader, LocalStorage
-from dflash_cache.cache.record import SegmentRecord
-from dflash_cache.cache.segment import read_record, read_segment
+from dflash_cache.cache.record import SegmentRecord, read_record
+from dflash_cache.cache.segment_reader import SegmentReader
 from dflash_cache.types import TokenSequence
 
 SIZES_KIB = (256, 512, 1024, 2048, 4096, 8192)
@@ -111,7 +111,7 @@ def main() -> None:
                 storage, record = stores[size]
                 began = time.perf_counter()
                 for row in rows:
-                    read_segment(storage, record, spec, np.array([row]))
+                    SegmentReader(storage, record, spec).read(np.array([row]))
                 if number:  # the first round warms up
                     seconds[size].append((time.perf_counter() - began) / NUM_READS)
     print(json.dumps(report(read, seconds), indent=1))
@@ -124,7 +124,7 @@ def count(
     needed = 0.0
     with Counting() as counting:
         for row in rows:
-            num_tokens = len(read_segment(storage, record, spec, np.array([row])).input_ids)
+            num_tokens = len(SegmentReader(storage, record, spec).read(np.array([row])).input_ids)
             needed += num_tokens / record.num_tokens * record.shard[0]
     return counting.num_bytes / needed, counting.num_calls / len(rows)
 

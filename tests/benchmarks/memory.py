@@ -21,7 +21,7 @@ import torch
 
 from dflash_cache.cache import Cache
 from dflash_cache.cache.segment import INNER_CHUNK_BYTES
-from dflash_cache.cache.tokens import READ_BYTES
+from dflash_cache.cache.shard_reader import REQUEST_BYTES
 from dflash_cache.config import ExtractConfig, TrainConfig
 from dflash_cache.pipeline import Pipeline
 from dflash_cache.runs import extraction
@@ -101,7 +101,7 @@ def read(config: ExtractConfig, training: TrainConfig) -> dict[str, int]:
         "growth_bytes": growth.peak_bytes,
         "buffer_bytes": (segments * config.segment_tokens + in_batches) * TOKEN_BYTES
         + training.prefetch_bytes,
-        "chunk_bytes": training.prefetch_readers * READ_BYTES,  # compressed, on the way
+        "chunk_bytes": training.prefetch_readers * REQUEST_BYTES,  # compressed, on the way
     }
 
 

@@ -10,7 +10,8 @@ import numpy as np
 from dflash_cache.cache import Cache, CacheSpec, DatasetPart, TargetParts
 from dflash_cache.cache.layout import segment_folder
 from dflash_cache.cache.local import LocalStorage
-from dflash_cache.cache.segment import read_record, read_segment
+from dflash_cache.cache.record import read_record
+from dflash_cache.cache.segment_reader import SegmentReader
 from dflash_cache.types import CommittedSegment, HiddenSegment, SegmentPlan
 
 PART = DatasetPart(
@@ -65,7 +66,7 @@ def read_back(
         place.parent.mkdir(parents=True)
         place.symlink_to(folder)
         storage = LocalStorage(Path(root))
-        return read_segment(storage, read_record(storage, segment), spec, row_ids)
+        return SegmentReader(storage, read_record(storage, segment), spec).read(row_ids)
 
 
 def assert_same_content(cache: Cache, other: Cache) -> None:
