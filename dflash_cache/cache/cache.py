@@ -238,6 +238,10 @@ def read_identity(storage: Storage) -> dict[str, Any]:
     place = storage.place(SPEC)
     try:
         return parse_checked_line(storage.read(SPEC), place)
+    except NotADirectoryError:
+        raise ConfigError(
+            f"{storage.address} is a file, no cache; name the folder that extract filled"
+        ) from None
     except FileNotFoundError:
         pass
     if storage.folders(SEGMENTS) or storage.exists(f"{ROOT}/zarr.json"):

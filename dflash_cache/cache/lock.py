@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from dflash_cache.errors import CacheBusyError
+from dflash_cache.errors import CacheBusyError, ConfigError
 
 from .layout import LOCK
 
@@ -23,7 +23,10 @@ def writer_lock(root: Path, flag: str = "--cache") -> Iterator[None]:
 
     The file stays when its holder dies, the lock does not: nothing is ever cleaned up by hand.
     """
-    root.mkdir(parents=True, exist_ok=True)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ConfigError(f"{flag} {root} is a file, or below one; name a folder") from None
     path = root / LOCK
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:

@@ -8,6 +8,7 @@ from typing import Any, Self
 import datasets
 import numpy as np
 import pyarrow as pa
+from pyarrow import parquet
 
 from dflash_cache.errors import ConfigError, DataError
 from dflash_cache.types import TokenSequence
@@ -120,6 +121,8 @@ def _read_files(path: Path) -> pa.Table:
     names = [glob.escape(str(file)) for file in files]
     # datasets converts once to Arrow files in its own folder and maps those.
     try:
+        if kind == ".parquet" and not sum(parquet.read_metadata(file).num_rows for file in files):
+            raise DataError(f"--data {path}: the dataset is empty")
         return datasets.load_dataset(_READERS[kind], data_files=names, split="train").data.table
     except (datasets.exceptions.DatasetGenerationError, pa.ArrowInvalid) as error:
         cause = error.__cause__ or error
