@@ -15,7 +15,7 @@ SOURCES := pyproject.toml README.md LICENSE \
 
 help:
 	@echo "make demo        set up, then extract, train and evaluate the bundled demo on the CPU"
-	@echo "make test        set up, then run the tests"
+	@echo "make test        set up, then run the tests but for those of the docs"
 	@echo "make torture     the full fault trials: long"
 	@echo "make lint        ruff, rules and format"
 	@echo "make types       mypy, strict"
@@ -33,7 +33,7 @@ check-demo: $(VENV)/installed
 	$(BIN)/python tests/demo/check.py
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -m "not torture"
+	$(BIN)/python -m pytest -m "not torture" --ignore tests/docs  # those are `make docs`
 
 torture: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m torture
