@@ -7,7 +7,7 @@ from .options import with_options
 
 @with_options(InspectConfig)
 def command(config: InspectConfig, as_json: bool) -> None:
-    """Show what is in a cache: identity, progress, lengths, drops, sizes, who writes it."""
+    """Show what is in a cache, or in a dataset: lengths, drops, masks, sizes, who writes it."""
     from dflash_cache.runs.inspect import inspect
 
     from .inspection import inspect_tables

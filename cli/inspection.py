@@ -2,14 +2,41 @@
 
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from dflash_cache.runs.shown import shown_bytes
 
-from .render import figures_table
+from .render import figures_table, warnings_tables
 from .reports import Report
+
+LEARNED = "bold green underline"  # seen without colours too
 
 
 def inspect_tables(report: Report) -> list[Table]:
+    """Of a cache's report or a dataset's."""
+    tables = _dataset_tables(report) if "dataset" in report else [_cache_table(report)]
+    tables += [_lengths_table(report["lengths"])] if report["lengths"] else []
+    tables += _row_tables(report["row"]) if "row" in report else []
+    return tables + ([_quality_table(report["quality"])] if "quality" in report else [])
+
+
+def _dataset_tables(report: Report) -> list[Table]:
+    left_out = [
+        f"{rows:,} {reason}, first {report['dropped_first'][reason]}"
+        for reason, rows in report["dropped"].items()
+    ]
+    rows = {
+        "dataset": escape(report["dataset"]),
+        "rows": f"{report['rows']:,}",
+        "sequences": f"{report['sequences']:,}",
+        "tokens": f"{report['tokens']:,}",
+        "tokens to learn from": f"{report['mask_share']:.1%}",
+        "rows left out": escape("\n".join(left_out)) or "none",
+    }
+    return [figures_table("Dataset", rows), *warnings_tables(report["warnings"])]
+
+
+def _cache_table(report: Report) -> Table:
     identity, writer = report["identity"], report["writer"]
     dropped = ", ".join(f"{rows:,} {reason}" for reason, rows in report["dropped"].items())
     stored, raw = report["bytes_stored"], report["bytes_raw"]
@@ -29,10 +56,7 @@ def inspect_tables(report: Report) -> list[Table]:
         if writer is None
         else escape(", ".join(f"{name} {value}" for name, value in writer.items()) or "yes"),
     }
-    tables = [figures_table("Cache", rows)]
-    tables += [_lengths_table(report["lengths"])] if report["lengths"] else []
-    tables += _row_tables(report["row"]) if "row" in report else []
-    return tables + ([_quality_table(report["quality"])] if "quality" in report else [])
+    return figures_table("Cache", rows)
 
 
 def _lengths_table(lengths: Report) -> Table:
@@ -46,19 +70,29 @@ def _lengths_table(lengths: Report) -> Table:
 
 
 def _row_tables(row: Report) -> list[Table]:
-    shown = {
-        "segment": str(row["segment"]),
+    shown: dict[str, str | Text] = {
+        "segment": str(row.get("segment", "not in a cache")),
         "tokens": f"{len(row['input_ids']):,}, {sum(row['loss_mask']):,} to learn from",
         "ids": " ".join(map(str, row["input_ids"])),
         "mask": "".join(map(str, row["loss_mask"])),
+        "text": "name the target with --target to see it",
     }
+    if row["text"] is not None:
+        shown["text"] = Text.assemble(
+            *((run["text"], LEARNED if run["learned"] else "dim") for run in row["text"])
+        )
+    tables = [figures_table(f"Row {row['row_id']}; what is learned stands out", shown)]
+    return tables + ([_norms_table(row["layers"])] if "layers" in row else [])
+
+
+def _norms_table(layers: list[Report]) -> Table:
     norms = Table(title="Norms of its states", title_justify="left")
     for heading in ("layer", "smallest", "mean", "largest"):
         norms.add_column(heading, justify="right")
-    for layer in row["layers"]:
+    for layer in layers:
         figures = (layer["norm_smallest"], layer["norm_mean"], layer["norm_largest"])
         norms.add_row(str(layer["layer"]), *(f"{figure:.4g}" for figure in figures))
-    return [figures_table(f"Row {row['row_id']}", shown), norms]
+    return norms
 
 
 def _quality_table(quality: Report) -> Table:

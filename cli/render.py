@@ -3,14 +3,16 @@
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
+from rich.text import Text
 
 from dflash_cache.runs.progress import OnProgress, Progress
 
@@ -79,7 +81,18 @@ def print_report(report: Mapping[str, Any], tables: list[Table], *, as_json: boo
         console.print(table)
 
 
-def figures_table(title: str, rows: Mapping[str, str]) -> Table:
+def warnings_tables(warnings: Sequence[str]) -> list[Table]:
+    """A loud table, or none."""
+    if not warnings:
+        return []
+    table = Table(title="WARNING", title_justify="left", style="bold red", show_header=False)
+    table.add_column(overflow="fold")
+    for warning in warnings:
+        table.add_row(escape(warning))
+    return [table]
+
+
+def figures_table(title: str, rows: Mapping[str, str | Text]) -> Table:
     table = Table(title=title, title_justify="left", show_header=False)
     table.add_column()
     table.add_column(overflow="fold")  # a long value is shown whole

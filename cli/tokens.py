@@ -3,7 +3,7 @@
 from rich.markup import escape
 from rich.table import Table
 
-from .render import figures_table
+from .render import figures_table, warnings_tables
 from .reports import Report
 
 
@@ -25,11 +25,4 @@ def tokenize_tables(report: Report) -> list[Table]:
         "rows truncated": f"{report['truncated']:,}",
         "written": escape(report["out"]),
     }
-    tables = [figures_table("Tokenized", rows)]
-    if report["warnings"]:
-        warnings = Table(title="WARNING", title_justify="left", style="bold red", show_header=False)
-        warnings.add_column(overflow="fold")
-        for warning in report["warnings"]:
-            warnings.add_row(escape(warning))
-        tables.append(warnings)
-    return tables
+    return [figures_table("Tokenized", rows), *warnings_tables(report["warnings"])]

@@ -20,15 +20,20 @@ class VerifyConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InspectConfig:
-    """Show what is in a cache."""
+    """Show what is in a cache, or in a dataset of tokens before one is made of it."""
 
-    cache: str = option(help="A cache's folder or address, s3://bucket/prefix.", argument=True)
-    row: int | None = option(None, help="Show this row too: ids, mask, norms.")
+    cache: str = option(
+        help="A cache's folder or address, s3://bucket/prefix; or a dataset.", argument=True
+    )
+    split: str | None = option(None, help="Split of a dataset dict.")
+    row: int | None = option(None, help="Show this row too: text, ids, mask, norms.")
     quality: bool = option(
         False, help="Compare stored states with those that the target computes anew."
     )
     sample: int = option(16, help="Rows to compare with --quality [rows].")
-    target: str | None = option(None, help="Target, for --quality [where it was].")
+    target: str | None = option(
+        None, help="Target, for --quality and for the text of --row [where it was]."
+    )
     data: Path | None = option(None, help="Dataset that --quality checks to be the cache's [none].")
     device: str = option("", help="Device, for --quality [the last CUDA device, or cpu].")
     trust_remote_code: bool = option(False, help="Allow the target's own Python code to run.")

@@ -2,7 +2,17 @@
 
 from .content import find_rows
 from .plan import plan_batches, plan_segments
-from .rows import TokenRows
+from .rows import TokenRows, is_dataset
 from .survey import Survey, survey
+from .token_tally import mask_warnings
 
-__all__ = ["Survey", "TokenRows", "find_rows", "plan_batches", "plan_segments", "survey"]
+__all__ = [
+    "Survey",
+    "TokenRows",
+    "find_rows",
+    "is_dataset",
+    "mask_warnings",
+    "plan_batches",
+    "plan_segments",
+    "survey",
+]

@@ -15,6 +15,7 @@ from dflash_cache.types import TokenSequence
 
 from .columns import INTEGERS, NUMBERS, ListColumn
 
+_SAVED = ("state.json", "dataset_dict.json")  # by save_to_disk
 _READERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json"}
 
 
@@ -82,13 +83,19 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
+def is_dataset(path: Path) -> bool:
+    """Whether ``path`` is of a form that ``TokenRows.open`` takes, whatever its content."""
+    names = [path.name] if path.is_file() else [each.name for each in path.iterdir()]
+    return any(name in _SAVED or Path(name).suffix in {".arrow", *_READERS} for name in names)
+
+
 def _is_saved(path: Path) -> bool:
     if (path / "spec.json").exists():
         raise ConfigError(
             f"--data {path} is a cache, not a dataset; give it as --cache, and the dataset of "
             "tokens as --data"
         )
-    return (path / "state.json").exists() or (path / "dataset_dict.json").exists()
+    return any((path / name).exists() for name in _SAVED)
 
 
 def _choose_split(splits: Mapping[str, Any], split: str | None, path: Path) -> Any:

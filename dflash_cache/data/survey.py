@@ -24,6 +24,7 @@ class Survey:
     lengths: Int64Array  # [rows kept], tokens after truncation
     dropped: tuple[DroppedRow, ...]
     num_truncated: int
+    mask_share: float  # of the tokens of all rows, those whose loss mask is set
     fingerprint: str  # of the content, whatever Arrow types and chunks hold it
 
 
@@ -39,6 +40,7 @@ def survey(
     digests = tuple(xxhash.xxh3_128() for _ in range(3))  # lengths, ids, mask: chunks do not show
     lengths, reasons = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     bad: list[DroppedRow] = []
+    flags = np.zeros(2, np.int64)  # that are set, and all
     for start, stop in _block_bounds(rows):
         block = RowBlock.read(rows, start, stop)
         faults = block.faults(vocab_size)
@@ -46,6 +48,7 @@ def survey(
         for digest, part in zip(digests, block.content(faulty), strict=True):
             digest.update(np.ascontiguousarray(part).data)
         bad += faults
+        flags += np.array([np.count_nonzero(block.supervised), len(block.supervised)])
         lengths.append(block.lengths)
         reasons.append(block.reasons(max_seq_len, too_long))
     if bad and on_bad_row == "fail":
@@ -54,15 +57,14 @@ def survey(
     good = np.ones(len(reason), bool)
     good[[fault.row_id for fault in bad]] = False
     kept = np.flatnonzero(good & (reason == KEPT))
-    others = [
-        DroppedRow(row_id=row, reason=REASONS[reason[row]])
-        for row in np.flatnonzero(good & (reason != KEPT)).tolist()
-    ]
+    left = np.flatnonzero(good & (reason != KEPT)).tolist()
+    others = [DroppedRow(row_id=row, reason=REASONS[reason[row]]) for row in left]
     return Survey(
         row_ids=kept,
         lengths=np.minimum(length[kept], max_seq_len),
         dropped=tuple(sorted([*bad, *others], key=lambda row: row.row_id)),
         num_truncated=int((length[kept] > max_seq_len).sum()),
+        mask_share=float(flags[0] / max(1, flags[1])),
         fingerprint=xxhash.xxh3_128_hexdigest(b"".join(part.digest() for part in digests)),
     )
 

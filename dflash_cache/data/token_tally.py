@@ -59,7 +59,7 @@ class TokenTally:
             "dropped_first": dict(self._examples),
             "lengths": self._lengths(),
             "mask_share": round(share, 4),
-            "warnings": _mask_warnings(share),
+            "warnings": mask_warnings(share),
         }
 
     def _lengths(self) -> dict[str, int]:
@@ -69,7 +69,8 @@ class TokenTally:
         return {name: int(np.searchsorted(below, rank)) for name, rank in ranks.items()}
 
 
-def _mask_warnings(share: float) -> list[str]:
+def mask_warnings(share: float) -> list[str]:
+    """What is to be said of a loss mask that is set on ``share`` of all tokens."""
     if LEAST_MASK_SHARE <= share <= MOST_MASK_SHARE:
         return []
     hint = "only plain text is meant to be so" if share > MOST_MASK_SHARE else "answers are tiny"

@@ -2,17 +2,33 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dflash_cache.cache import Cache, float32_states
+from dflash_cache.cache import SPEC, Cache, float32_states
 from dflash_cache.config import InspectConfig
 from dflash_cache.errors import ConfigError
-from dflash_cache.types import Int64Array, SegmentPlan
+from dflash_cache.types import HiddenSegment, Int64Array, SegmentPlan
+
+from .masked_text import masked_text, tokens_shown
 
 
 def inspect(config: InspectConfig) -> dict[str, Any]:
+    """Look into a cache (``inspect_cache``) or a dataset of tokens (``inspect_dataset``)."""
+    path = Path(config.cache)
+    if "://" not in config.cache and path.exists() and not (path / SPEC).exists():
+        from dflash_cache.data import is_dataset
+
+        if is_dataset(path):
+            from .inspect_dataset import inspect_dataset
+
+            return inspect_dataset(config)
+    return inspect_cache(config)
+
+
+def inspect_cache(config: InspectConfig) -> dict[str, Any]:
     """Read the records of a cache, finished or not, also while it is written.
 
     Returns the report: identity {..}, segments, segments_planned, sequences, tokens, lengths
@@ -29,7 +45,7 @@ def inspect(config: InspectConfig) -> dict[str, Any]:
         "segments_planned": len(plan),
         "sequences": sum(segment.num_sequences for segment in segments),
         "tokens": sum(segment.num_tokens for segment in segments),
-        "lengths": _lengths(stored_rows(cache, plan)[1]),
+        "lengths": length_figures(stored_rows(cache, plan)[1]),
         "dropped": dict(Counter(row.reason for row in cache.ledger)),
         "codec": cache.spec.codec,
         "bytes_raw": sum(segment.bytes_raw for segment in segments),
@@ -37,7 +53,7 @@ def inspect(config: InspectConfig) -> dict[str, Any]:
         "writer": cache.storage.writer(),
     }
     if config.row is not None:
-        report["row"] = _row(cache, plan, config.row)
+        report["row"] = _row(config, cache, plan, config.row)
     if config.quality:
         from .quality import quality
 
@@ -61,7 +77,7 @@ def stored_rows(
     return rows[kept], lengths[kept], owners[kept]
 
 
-def _lengths(lengths: Int64Array) -> dict[str, Any] | None:
+def length_figures(lengths: Int64Array) -> dict[str, Any] | None:
     """Shortest, median and longest, and how many lie between powers of two."""
     if not len(lengths):
         return None
@@ -78,8 +94,10 @@ def _lengths(lengths: Int64Array) -> dict[str, Any] | None:
     }
 
 
-def _row(cache: Cache, plan: Sequence[SegmentPlan], row_id: int) -> dict[str, Any]:
-    """Ids, mask and, by layer, the norms of the states of one row's tokens."""
+def _row(
+    config: InspectConfig, cache: Cache, plan: Sequence[SegmentPlan], row_id: int
+) -> dict[str, Any]:
+    """Text, ids, mask and, by layer, the norms of the states of one row's tokens."""
     segment = cache.read(_segment_of(cache, plan, row_id), np.array([row_id], np.int64))
     norms_TK = np.linalg.norm(float32_states(segment), axis=2)
     layers = [
@@ -94,10 +112,20 @@ def _row(cache: Cache, plan: Sequence[SegmentPlan], row_id: int) -> dict[str, An
     return {
         "row_id": row_id,
         "segment": segment.index,
-        "input_ids": segment.input_ids.tolist(),
-        "loss_mask": segment.loss_mask.tolist(),
+        **tokens_shown(segment.input_ids, segment.loss_mask),
+        "text": _text(config, cache, segment),
         "layers": layers,
     }
+
+
+def _text(
+    config: InspectConfig, cache: Cache, segment: HiddenSegment
+) -> list[dict[str, Any]] | None:
+    """None where the target's tokenizer is not named and no longer where it was."""
+    target = config.target or cache.spec.target
+    if config.target is None and not Path(target, "tokenizer.json").is_file():
+        return None
+    return masked_text(target, segment.input_ids, segment.loss_mask)
 
 
 def _segment_of(cache: Cache, plan: Sequence[SegmentPlan], row_id: int) -> int:

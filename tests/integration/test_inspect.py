@@ -5,7 +5,10 @@ import subprocess
 import sys
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
+from transformers import AutoTokenizer
 
 from dflash_cache import demo
 from dflash_cache.cache import Cache, float32_states, uncommit, writer_lock
@@ -169,3 +172,42 @@ def test_neither_torch_nor_the_datasets_library_is_imported(folder):
         [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=False
     )
     assert done.stderr.strip() == "set()"
+
+
+def test_a_dataset_is_looked_into_before_there_is_a_target(tmp_path):
+    good = {"input_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 1, 1]}
+    rows = [good] * 8 + [good | {"loss_mask": [0, 1]}, good | {"input_ids": [], "loss_mask": []}]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    report = inspect(InspectConfig(cache=str(tmp_path / "rows.parquet")))
+    assert (report["rows"], report["sequences"], report["tokens"]) == (10, 8, 32)
+    assert report["dropped"] == {"mask_length": 1, "empty": 1}
+    assert report["dropped_first"]["mask_length"] == "row 8 loss_mask has 2 values for 4 ids"
+    assert report["mask_share"] == 0.5
+    assert report["warnings"] == []
+    with pytest.raises(ConfigError, match=r"--quality is of a cache"):
+        inspect(InspectConfig(cache=str(tmp_path / "rows.parquet"), quality=True))
+    with pytest.raises(ConfigError, match=r"--row 10: .*rows.parquet has rows 0\.\.9"):
+        inspect(InspectConfig(cache=str(tmp_path / "rows.parquet"), row=10))
+
+
+@pytest.mark.parametrize(("flag", "words"), [(0, "answers are tiny"), (1, "plain text")])
+def test_a_mask_that_learns_from_nothing_or_everything_is_a_warning(tmp_path, flag, words):
+    rows = [{"input_ids": [5, 6, 7, 8], "loss_mask": [flag] * 4}] * 8
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    (warning,) = inspect(InspectConfig(cache=str(tmp_path / "rows.parquet")))["warnings"]
+    assert words in warning
+
+
+def test_the_text_of_a_row_is_in_runs_of_its_mask(folder):
+    target = str(demo.TARGET)
+    of_cache = show(folder, row=3)["row"]
+    of_data = inspect(InspectConfig(cache=str(demo.DATA), row=3, target=target))["row"]
+    assert of_cache["input_ids"] == of_data["input_ids"]
+    assert of_cache["text"] == of_data["text"]
+    assert [run["learned"] for run in of_data["text"]] == [False, True]
+    assert of_data["text"][0]["text"].startswith("<|im_start|>user\n")
+    whole = AutoTokenizer.from_pretrained(target).decode(of_data["input_ids"])
+    assert "".join(run["text"] for run in of_data["text"]) == whole
+    assert inspect(InspectConfig(cache=str(demo.DATA), row=3))["row"]["text"] is None
+    with pytest.raises(ConfigError, match=r"--target .* gives no tokenizer.json"):
+        show(folder, row=3, target=str(folder))

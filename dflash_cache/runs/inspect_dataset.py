@@ -1,0 +1,53 @@
+"""``inspect`` of a dataset of tokens, before a target is loaded."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from dflash_cache.config import InspectConfig
+from dflash_cache.data import TokenRows, mask_warnings, survey
+from dflash_cache.errors import ConfigError
+
+from .inspect import length_figures
+from .masked_text import masked_text, tokens_shown
+
+NO_LIMIT = 1 << 31  # ids are int32, and no row is longer
+
+
+def inspect_dataset(config: InspectConfig) -> dict[str, Any]:
+    """Check all rows as ``extract`` does, but for what depends on the target.
+
+    Returns the report: dataset, rows, sequences (that would be kept), tokens (of those), lengths
+    as for a cache, dropped {reason: rows}, dropped_first {reason: row and detail}, mask_share (of
+    all tokens), warnings [..]; row {..} on request.
+    """
+    if config.quality:
+        raise ConfigError(f"--quality is of a cache, and {config.cache} is a dataset")
+    rows = TokenRows.open(Path(config.cache), split=config.split)
+    found = survey(
+        rows, vocab_size=NO_LIMIT, max_seq_len=NO_LIMIT, too_long="drop", on_bad_row="drop"
+    )
+    first = {row.reason: f"row {row.row_id} {row.detail}" for row in reversed(found.dropped)}
+    report: dict[str, Any] = {
+        "dataset": config.cache,
+        "rows": rows.num_rows,
+        "sequences": len(found.row_ids),
+        "tokens": int(found.lengths.sum()),
+        "lengths": length_figures(found.lengths),
+        "dropped": dict(Counter(row.reason for row in found.dropped)),
+        "dropped_first": {reason: shown.strip() for reason, shown in first.items()},
+        "mask_share": round(found.mask_share, 4),
+        "warnings": mask_warnings(found.mask_share),
+    }
+    if config.row is not None:
+        report["row"] = _row(config, rows, config.row)
+    return report
+
+
+def _row(config: InspectConfig, rows: TokenRows, row_id: int) -> dict[str, Any]:
+    if row_id >= rows.num_rows:
+        raise ConfigError(f"--row {row_id}: {config.cache} has rows 0..{rows.num_rows - 1}")
+    ids, mask = rows.input_ids.row(row_id), rows.loss_mask.row(row_id)
+    whole = config.target is not None and len(ids) == len(mask)
+    text = masked_text(str(config.target), ids, mask) if whole else None
+    return {"row_id": row_id, **tokens_shown(ids, mask), "text": text}
