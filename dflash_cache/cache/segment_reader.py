@@ -54,17 +54,16 @@ class SegmentReader:
     def read(self, row_ids: Int64Array | None = None, into: Array | None = None) -> HiddenSegment:
         """The segment, or only those of its sequences that are in ``row_ids``.
 
-        Hidden states land in ``into``, which must have room, where the caller has such a buffer.
+        Hidden states land in ``into`` where the caller has such a buffer; ``ValueError`` if it is
+        too small, of another dtype, or not contiguous.
         """
         wanted = self._wanted(row_ids)
         runs = runs_of(self._offsets, wanted)
         num_tokens = sum(stop - start for start, stop in runs)
-        shape = (num_tokens, self._spec.num_states, self._spec.hidden_size)
-        hidden = (
-            aligned_empty(shape, self._spec.stored_dtype) if into is None else into[:num_tokens]
-        )
+        hidden = self._room(num_tokens, into)
         try:
-            self._shard.read(chunk_parts(runs, self._record.chunk_tokens), hidden[:num_tokens])
+            parts = chunk_parts(runs, self._record.chunk_tokens, self._spec.stored_token_bytes)
+            self._shard.read(parts, hidden.reshape(-1).view(np.uint8).data)
         except DamagedChunkError as error:
             raise self._damage(error, self.rows_of_chunk(error.chunk)) from error
         lengths = (self._offsets[place + 1] - self._offsets[place] for place in wanted)
@@ -77,6 +76,18 @@ class SegmentReader:
             hidden_TKH=hidden[:num_tokens],
             scales_TK=None if self._scales is None else taken(self._scales, runs),
         )
+
+    def _room(self, num_tokens: int, into: Array | None) -> Array:
+        """Where hidden states go; ``ValueError`` if ``into`` cannot hold them."""
+        shape = (num_tokens, self._spec.num_states, self._spec.hidden_size)
+        dtype = np.dtype(self._spec.stored_dtype)
+        if into is None:
+            return aligned_empty(shape, dtype)
+        if into[:num_tokens].shape != shape or into.dtype != dtype or not into.flags.c_contiguous:
+            raise ValueError(
+                f"a buffer of {into.shape} {into.dtype}, expected {shape} or more {dtype}, contiguous"
+            )
+        return into[:num_tokens]
 
     def _wanted(self, row_ids: Int64Array | None) -> list[int]:
         """The places, in order, of those sequences that are in ``row_ids``."""
@@ -100,7 +111,8 @@ class SegmentReader:
 def open_shard(storage: Storage, record: SegmentRecord, spec: CacheSpec) -> ShardReader:
     """The hidden states of a segment."""
     name = f"{segment_folder(record.index)}/{SHARD_KEY}"
-    return ShardReader(storage, name, record, chunk_codec(spec.codec))
+    chunk_bytes = record.chunk_tokens * spec.stored_token_bytes
+    return ShardReader(storage, name, record, chunk_codec(spec.codec), chunk_bytes)
 
 
 def shown_rows(rows: Int64Array, most: int = 12) -> str:

@@ -1,47 +1,22 @@
 """Reading inner chunks of a Zarr v3 shard file in ranges, each checked."""
 
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 
 from dflash_cache.errors import CacheCorruptError
-from dflash_cache.types import Array
 
 from .codecs import CHECKSUM_BYTES, ChunkCodec
 from .durable import crc32c
 from .fingerprints import digest
+from .landing import Landing, borrowed_landing
 from .record import SegmentRecord
 from .shard import INDEX_ENTRY_BYTES
 from .storage import RangeReader, Storage
-from .tokens import ChunkPart, aligned_empty
+from .tokens import ChunkPart
 
 REQUEST_BYTES = 16 << 20  # in one call, or one request to an object store
-
-
-class _Landing(threading.local):
-    """Memory for bytes that cannot land where they are wanted.
-
-    Each thread keeps its own from read to read: a page fault costs more than reading the page.
-    """
-
-    def __init__(self) -> None:
-        self._memory = memoryview(b"")
-        self._used = 0
-
-    def clear(self) -> None:
-        """Let everything that was taken be taken again."""
-        self._used = 0
-
-    def take(self, num_bytes: int) -> memoryview:
-        start, self._used = self._used, self._used + num_bytes
-        if self._used > len(self._memory):  # views of the old memory keep it
-            self._memory = aligned_empty((self._used,), np.uint8).data
-        return self._memory[start : self._used]
-
-
-_landing = _Landing()
 
 
 class DamagedChunkError(CacheCorruptError):
@@ -56,43 +31,49 @@ class ShardReader:
     """Reads inner chunks of one shard file, each checked. Thread-safe."""
 
     def __init__(
-        self, storage: Storage, name: str, record: SegmentRecord, codec: ChunkCodec
+        self,
+        storage: Storage,
+        name: str,
+        record: SegmentRecord,
+        codec: ChunkCodec,
+        chunk_bytes: int,
     ) -> None:
+        """``chunk_bytes`` are those of an inner chunk's values."""
         self._storage = storage
         self._name = name
         self._record = record
         self._codec = codec
+        self._chunk_bytes = chunk_bytes
         self._offsets, self._sizes = [0], list[int]()  # no size counts the zeros behind a chunk
         if record.chunk_crcs:  # an empty segment has no shard
             with self._open() as file:
                 self._read_index(file)
 
-    def read(self, parts: Iterable[ChunkPart], hidden: Array) -> None:
-        """Bring what is wanted of each inner chunk to its place in ``hidden`` (contiguous).
+    def read(self, parts: Iterable[ChunkPart], into: memoryview) -> None:
+        """Bring what is wanted of each inner chunk to its place in ``into``.
 
         ``DamagedChunkError`` names a chunk that is not as it was written.
         """
         if not self._sizes:
             return
-        into, token_bytes = hidden.reshape(-1).view(np.uint8).data, hidden[:1].nbytes
-        with self._open() as file:
+        with self._open() as file, borrowed_landing() as landing:
             for request in self._requests(parts):
-                _landing.clear()
-                payloads = [self._payload(part, into, token_bytes) for part in request]
+                landing.clear()
+                payloads = [self._payload(part, into, landing) for part in request]
                 self._load(file, request[0].chunk, payloads)
                 for part, payload in zip(request, payloads, strict=True):
                     self._check(part.chunk, payload)
                     if self._codec.compresses:
-                        self._decompress(payload[0], part, into, token_bytes)
+                        self._decompress(payload[0], part, into, landing)
 
     def damaged(self) -> Iterator[DamagedChunkError]:
         """Check every inner chunk, and tell of each that is not as it was written."""
         if not self._sizes:
             return
-        with self._open() as file:
+        with self._open() as file, borrowed_landing() as landing:
             for number in range(len(self._sizes)):
-                _landing.clear()
-                payload = [_landing.take(count) for count in self._stored(number)]
+                landing.clear()
+                payload = [landing.take(count) for count in self._stored(number)]
                 self._load(file, number, [payload])
                 try:
                     self._check(number, payload)
@@ -150,34 +131,32 @@ class ShardReader:
         if request:
             yield request
 
-    def _payload(self, part: ChunkPart, into: memoryview, token_bytes: int) -> list[memoryview]:
+    def _payload(self, part: ChunkPart, into: memoryview, landing: Landing) -> list[memoryview]:
         """Where a chunk's bytes go, in order; the checksum and the zeros behind it last.
 
         Uncompressed, the wanted ones land in their place.
         """
         num_bytes, rest = self._stored(part.chunk)
         if self._codec.compresses:
-            return [_landing.take(num_bytes), _landing.take(rest)]
-        before, wanted = part.skipped * token_bytes, part.num_tokens * token_bytes
-        start, after = part.start * token_bytes, num_bytes - before - wanted
-        payload = [_landing.take(before)] if before else []
-        payload.append(into[start : start + wanted])
+            return [landing.take(num_bytes), landing.take(rest)]
+        after = num_bytes - part.skipped - part.size
+        payload = [landing.take(part.skipped)] if part.skipped else []
+        payload.append(into[part.start : part.start + part.size])
         if after:
-            payload.append(_landing.take(after))
-        payload.append(_landing.take(rest))
+            payload.append(landing.take(after))
+        payload.append(landing.take(rest))
         return payload
 
     def _decompress(
-        self, payload: memoryview, part: ChunkPart, into: memoryview, token_bytes: int
+        self, payload: memoryview, part: ChunkPart, into: memoryview, landing: Landing
     ) -> None:
-        start, count = part.start * token_bytes, part.num_tokens * token_bytes
-        if part.num_tokens == self._record.chunk_tokens:
-            self._codec.decompress(payload, into[start : start + count])
+        wanted = into[part.start : part.start + part.size]
+        if part.size == self._chunk_bytes:
+            self._codec.decompress(payload, wanted)
             return
-        whole = _landing.take(token_bytes * self._record.chunk_tokens)
+        whole = landing.take(self._chunk_bytes)
         self._codec.decompress(payload, whole)
-        skipped = part.skipped * token_bytes
-        into[start : start + count] = whole[skipped : skipped + count]
+        wanted[:] = whole[part.skipped : part.skipped + part.size]
 
     def _check(self, number: int, payload: Sequence[memoryview]) -> None:
         """The checksum behind the bytes must be theirs, and the one recorded on commit.

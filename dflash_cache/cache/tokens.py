@@ -40,20 +40,22 @@ def taken(values: Array, runs: list[tuple[int, int]]) -> Array:
 
 
 class ChunkPart(NamedTuple):
-    """What is wanted of one inner chunk, in tokens."""
+    """What is wanted of one inner chunk, in bytes."""
 
     chunk: int
     skipped: int  # of the chunk, before the wanted ones
     start: int  # where the wanted ones go
-    num_tokens: int
+    size: int
 
 
-def chunk_parts(runs: Iterable[tuple[int, int]], chunk_tokens: int) -> Iterator[ChunkPart]:
+def chunk_parts(
+    runs: Iterable[tuple[int, int]], chunk_tokens: int, token_bytes: int
+) -> Iterator[ChunkPart]:
     """What to read of which chunk to have the tokens of ``runs`` end to end."""
     done = 0
     for start, stop in runs:
         for chunk in range(start // chunk_tokens, -(-stop // chunk_tokens)):
             first = max(start, chunk * chunk_tokens)
-            num_tokens = min(stop, (chunk + 1) * chunk_tokens) - first
-            yield ChunkPart(chunk, first - chunk * chunk_tokens, done, num_tokens)
-            done += num_tokens
+            size = (min(stop, (chunk + 1) * chunk_tokens) - first) * token_bytes
+            yield ChunkPart(chunk, (first - chunk * chunk_tokens) * token_bytes, done, size)
+            done += size

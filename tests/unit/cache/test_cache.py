@@ -316,3 +316,18 @@ def test_states_land_in_the_callers_buffer(tmp_path):
     assert np.shares_memory(segment.hidden_TKH, buffer)
     assert segment.hidden_TKH.tobytes() == fresh.hidden_TKH.tobytes()
     assert not buffer[len(fresh.hidden_TKH) :].any()
+
+
+@pytest.mark.parametrize(
+    "buffer",
+    [
+        np.zeros((3, 2, 4), np.float32),
+        np.zeros((9, 2, 4), np.uint16),
+        np.zeros((9, 2, 3), np.float32),
+        np.zeros((9, 2, 8), np.float32)[:, :, ::2],
+    ],
+    ids=["too small", "dtype", "shape", "not contiguous"],
+)
+def test_a_buffer_that_cannot_hold_the_states_is_refused(tmp_path, buffer):
+    with pytest.raises(ValueError, match=r"expected \(5, 2, 4\) or more float32, contiguous"):
+        made(tmp_path).read(0, into=buffer)

@@ -13,7 +13,7 @@ from dflash_cache.cache.shard_reader import DamagedChunkError, ShardReader
 from dflash_cache.cache.tokens import aligned_empty, chunk_parts
 from dflash_cache.errors import CacheCorruptError
 
-CHUNK_TOKENS, NUM_CHUNKS = 5, 3
+CHUNK_TOKENS, NUM_CHUNKS, TOKEN_BYTES = 5, 3, 32
 every_codec = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 
 
@@ -40,12 +40,13 @@ def open_shard(folder: Path, codec) -> ShardReader:
         chunk_crcs=tuple(writer.chunk_crcs),
     )
     assert (folder / "shard").stat().st_size == writer.size
-    return ShardReader(LocalStorage(folder), "shard", record, codec)
+    return ShardReader(LocalStorage(folder), "shard", record, codec, CHUNK_TOKENS * TOKEN_BYTES)
 
 
 def read(shard: ShardReader, start: int, stop: int) -> np.ndarray:
     found = np.empty((stop - start, 2, 8), np.uint16)
-    shard.read(chunk_parts([(start, stop)], CHUNK_TOKENS), found)
+    parts = chunk_parts([(start, stop)], CHUNK_TOKENS, TOKEN_BYTES)
+    shard.read(parts, found.reshape(-1).view(np.uint8).data)
     return found
 
 
