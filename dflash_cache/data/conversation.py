@@ -42,7 +42,9 @@ def parse_conversation(row: Mapping[str, Any], *, last_turn_only: bool = False) 
 def _chat(row: Mapping[str, Any]) -> Chat:
     if "prompt" in row and not any(name in row for name in _CHAT_COLUMNS):
         prompt = row["prompt"]
-        alone = [{"role": "user", "content": prompt}] if prompt and isinstance(prompt, str) else prompt
+        alone = (
+            [{"role": "user", "content": prompt}] if prompt and isinstance(prompt, str) else prompt
+        )
         row = {**row, "messages": alone}
     chat = parse_row(row, has_template=True)
     if not isinstance(chat, Chat):

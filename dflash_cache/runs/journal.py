@@ -24,7 +24,11 @@ class Journal:
         self._file: BinaryIO = path.open("a+b")
         if created:
             fsync_path(path.parent)
-        self._end = self._read()
+        try:
+            self._end = self._read()
+        except BaseException:
+            self._file.close()
+            raise
 
     def __len__(self) -> int:
         return len(self._places)

@@ -1,10 +1,11 @@
 """The open sockets of a client, so that a stop can end what threads wait for in them."""
 
 import socket
-import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
+
+from dflash_cache.pipeline import Monitor
 
 _OPENED = ("connection.connect_tcp.complete", "connection.start_tls.complete")
 
@@ -13,7 +14,7 @@ class Connections:
     """Filled by ``trace``, which the client calls; ``shut_down`` wakes all who read or write."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Monitor("connections")
         self._sockets: list[socket.socket] = []
         self.is_shut_down = False
 

@@ -80,16 +80,14 @@ class _Border(StoppingCriteria):
 
     aborted = False
 
-    def __call__(
-        self, input_ids: torch.Tensor, scores: Any, **arguments: Any
-    ) -> torch.Tensor:
+    def __call__(self, input_ids: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         if self.aborted:
             raise Cancelled("an answer of the target")
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
 def _generation_config(target: Target, sampling: Sampling) -> GenerationConfig:
-    """The target's own, with ``sampling`` in it: what is not set here stays as the target has it."""
+    """The target's own, with ``sampling`` in it; all else stays as it is."""
     settings: GenerationConfig = copy.deepcopy(target.model.generation_config)  # type: ignore[assignment]
     settings.max_length = None
     settings.max_new_tokens = sampling.max_tokens
