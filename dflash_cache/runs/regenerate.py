@@ -45,7 +45,6 @@ def regenerate(config: RegenerateConfig, on_progress: OnProgress = ignore) -> di
         return report
     with writer_lock(unfinished, "--out"), asked_target(config) as (target, model):
         made_from["settings"]["model"] = model
-        _require_same(unfinished / f"begun{SETTINGS}", made_from, config.out)
         work = RowAnswering(
             target=target,
             seed=config.seed,
@@ -54,6 +53,7 @@ def regenerate(config: RegenerateConfig, on_progress: OnProgress = ignore) -> di
         )
         with closing(Journal(unfinished / "journal")) as journal:
             resumed = len(journal)
+            _require_same(unfinished / "begun.json", made_from, config.out, bound=bool(resumed))
             _answer_rows(config, work, journal, on_progress)
             tally = _write(journal, unfinished / "chats.jsonl", config.data)
         report = tally.report() | {
@@ -202,9 +202,12 @@ def _finished(config: RegenerateConfig, made_from: Mapping[str, Any]) -> dict[st
     return report
 
 
-def _require_same(file: Path, made_from: Mapping[str, Any], out: Path) -> None:
-    """``ConfigError`` if an earlier start was made from something else; the first is recorded."""
-    if file.exists():
+def _require_same(file: Path, made_from: Mapping[str, Any], out: Path, *, bound: bool) -> None:
+    """``ConfigError`` if earlier starts were made from something else; the first is recorded.
+
+    It binds later ones once there are answers.
+    """
+    if bound:
         record = json.loads(file.read_text(encoding="utf-8"))
         _refuse_differing(record, made_from, f"--out {out} was begun")
     else:

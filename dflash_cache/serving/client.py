@@ -9,7 +9,7 @@ from typing import Any, Self
 import httpx2
 
 from dflash_cache.errors import ConfigError, RefusedError, ServerError
-from dflash_cache.pipeline import Cancelled, Pause
+from dflash_cache.pipeline import Cancelled, Monitor, Pause
 
 from .connections import Connections
 
@@ -26,7 +26,7 @@ class Client:
     Overload, errors of the server and lost connections are met by sending a request again, after
     waits that double; ``ServerError`` after ``retries`` of them, and at once where no request can
     succeed. ``RefusedError`` if the server refuses this request alone. ``Cancelled`` after
-    ``abort``.
+    ``abort``, and for all threads but the first once one has given up.
     """
 
     def __init__(
@@ -36,6 +36,7 @@ class Client:
         self._retries = retries
         self._connections = Connections()
         self._pause = Pause("a wait for the server")
+        self._giving_up = Monitor("giving up")
         try:
             httpx2.URL(address)
         except httpx2.InvalidURL as error:
@@ -88,10 +89,17 @@ class Client:
             failure = f"status {response.status_code}, {_message(response)}"
             self._require_hope(response, failure)
             wait_s = max(wait_s, _asked_wait_s(response))
-        raise ServerError(
+        raise self._given_up(
             f"--server {self.address} does not answer, asked {self._retries + 1} times: {failure}. "
             f"Once it does, {_CONTINUE}"
         )
+
+    def _given_up(self, message: str) -> ServerError:
+        """For the first thread that gives up; it stops all others, which would say the same."""
+        with self._giving_up:
+            self._pause.wait(0.0)
+            self.abort()
+        return ServerError(message)
 
     def _request(self, method: str, path: str, content: bytes | None) -> httpx2.Response:
         return self._http.request(
@@ -106,7 +114,7 @@ class Client:
         try:
             return response.json()
         except ValueError as error:
-            raise ServerError(
+            raise self._given_up(
                 f"--server {self.address}: {response.text[:200]!r} is no JSON. Is this the address "
                 f"of an OpenAI-compatible server? Mend it and {_CONTINUE}"
             ) from error
@@ -117,7 +125,7 @@ class Client:
         if status in _AGAIN or response.is_server_error:
             return
         if status in _OF_ALL or not response.is_client_error:
-            raise ServerError(
+            raise self._given_up(
                 f"--server {self.address}: {failure}. Look at the address, at --model and at the "
                 f"key in OPENAI_API_KEY, and {_CONTINUE}"
             )

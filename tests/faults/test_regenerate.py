@@ -61,6 +61,7 @@ def test_each_of_1000_prompts_is_answered_once_and_in_order_through_kills(tmp_pa
     assert second.returncode == 1
     assert "does not answer, asked 2 times" in stderr
     assert "give the same command again" in stderr
+    assert stderr.count("does not answer") == 1  # and not once a thread
     asked_again = {each["messages"][0]["content"] for each in server.requests[num_asked:]}
     assert not asked_again & after_kill
     after_failure, num_asked = recorded(), len(server.requests)

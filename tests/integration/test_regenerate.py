@@ -64,6 +64,10 @@ def config(tmp_path, server):
 def chats(config, *rows, **settings):
     """The report, and the rows that come of ``rows``."""
     save_chats(config.data, list(rows))
+    return chats_again(config, **settings)
+
+
+def chats_again(config, **settings):
     report = regenerate(replace(config, **settings))
     return report, [json.loads(line) for line in config.out.read_text().splitlines()]
 
@@ -128,17 +132,12 @@ def test_what_has_no_answer_is_left_out_and_counted(config):
 def test_a_refused_row_is_named_and_may_be_left_out(config):
     rows = [{"prompt": "one"}, {"messages": [user("a"), old(), user("refuse"), old()]}]
     with pytest.raises(
-        DataError, match="row 1: the answer, message 3: .*status 400, maximum context length is 16"
+        DataError, match=r"row 1: the answer, message 3: .*status 400, maximum context length is 16"
     ):
         chats(config, *rows)
     report, found = chats_again(config, on_refused="drop")
     assert report["dropped"] == {"refused": 1}
     assert found == [{"messages": answered(user("one"))}]
-
-
-def chats_again(config, **settings):
-    report = regenerate(replace(config, **settings))
-    return report, [json.loads(line) for line in config.out.read_text().splitlines()]
 
 
 def test_thinking_and_sampling_are_sent_and_a_greedy_request_has_no_seed(config, server):
@@ -159,14 +158,14 @@ def test_a_missing_server_a_wrong_model_and_a_wrong_key_say_what_to_do(
 ):
     with pytest.raises(ServerError, match=r"status 404, other is not served.* --model"):
         regenerate(replace(config, model="other"))
-    with pytest.raises(ServerError, match="status 404.*Look at the address"):
+    with pytest.raises(ServerError, match=r"status 404.*Look at the address"):
         regenerate(replace(config, server=config.server + "/nowhere"))
     guarded = ChatServer(tmp_path, key="secret")
-    with pytest.raises(ServerError, match="asked 4 times: .*give the same command again"):
+    with pytest.raises(ServerError, match=r"asked 4 times: .*give the same command again"):
         regenerate(replace(config, server=guarded.address))
     guarded.start()
     try:
-        with pytest.raises(ServerError, match="the key is wrong.*OPENAI_API_KEY"):
+        with pytest.raises(ServerError, match=r"the key is wrong.*OPENAI_API_KEY"):
             regenerate(replace(config, server=guarded.address))
         monkeypatch.setenv("OPENAI_API_KEY", "secret")
         assert regenerate(replace(config, server=guarded.address))["chats"] == 1
@@ -185,7 +184,7 @@ def test_a_begun_file_goes_on_with_the_same_settings_alone(config):
     whole = journal.read_bytes()
     assert whole.count(b"\n") == 1
     journal.write_bytes(whole.replace(b"answer", b"ANSWER"))
-    with pytest.raises(CacheCorruptError, match="journal, byte 0: .* delete the line"):
+    with pytest.raises(CacheCorruptError, match=r"journal, byte 0: .* delete the line"):
         chats_again(config)
     journal.write_bytes(whole + whole[:20])  # as a crash leaves it
     report, found = chats_again(config, on_refused="drop")

@@ -1,24 +1,25 @@
 """An OpenAI-compatible server on loopback, in a process of its own that can be killed.
 
 It answers by a function of the messages, or, with a target, as transformers does. What a prompt
-begins with can ask for a fault: ``refuse``, ``busy`` (the first two times), ``empty``, ``cut``,
-``hang``. Every request for an answer is logged before it is answered.
+begins with can ask for a fault: ``refuse``, ``busy`` (the first two times), ``empty``, ``think``,
+``call``, ``cut``, ``hang``. Every request for an answer is logged before it is answered.
 """
 
 import argparse
 import contextlib
 import hashlib
+import io
 import json
 import socket
 import subprocess
 import sys
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 START_S = 60.0
 MODEL = "tiny"
@@ -96,6 +97,82 @@ class ChatServer:
             time.sleep(0.01)
 
 
+class Handler(BaseHTTPRequestHandler):
+    """One request; what all share is set by ``main``."""
+
+    protocol_version = "HTTP/1.1"
+    wbufsize = 1 << 16  # headers and body in one packet
+    options: argparse.Namespace
+    log: io.FileIO
+    answer = staticmethod(lambda messages, _max_tokens: answer_to(messages))
+    busy: ClassVar[Counter[str]] = Counter()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        if self.path == "/v1/models":
+            self.reply(200, {"object": "list", "data": [{"id": MODEL, "object": "model"}]})
+        else:
+            self.reply(200 if self.path == "/health" else 404, {})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        key = self.options.key
+        if key and self.headers["Authorization"] != f"Bearer {key}":
+            self.refuse(401, "the key is wrong")
+        elif body["model"] != MODEL:
+            self.refuse(404, f"{body['model']} is not served")
+        else:
+            self.log.write(json.dumps(body).encode() + b"\n")  # one write, for threads
+            self.complete(body, body["messages"][-1]["content"])
+
+    def complete(self, body: dict, prompt: str) -> None:
+        if prompt.startswith("refuse"):
+            self.refuse(400, "maximum context length is 16 tokens")
+            return
+        if prompt.startswith("busy") and self.busy[prompt] < 2:
+            self.busy[prompt] += 1
+            self.refuse((429, 503)[self.busy[prompt] - 1], "too many")
+            return
+        time.sleep(600 if prompt.startswith("hang") else self.options.delay)
+        content = self.answer(body["messages"], body["max_tokens"])
+        message = {"role": "assistant", "content": content} | fault(prompt)
+        ended = "length" if prompt.startswith("cut") else "stop"
+        choice = {"index": 0, "message": message, "finish_reason": ended}
+        self.reply(200, {"choices": [choice], "usage": {"completion_tokens": 7}})
+
+    def refuse(self, status: int, message: str) -> None:
+        self.reply(status, {"error": {"message": message, "code": status}})
+
+    def reply(self, status: int, body: dict) -> None:
+        content = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+
+def fault(prompt: str) -> dict:
+    """What stands in the message instead, or besides."""
+    function = {"name": "look", "arguments": '{"at": 1}'}
+    faults = {
+        "empty": {"content": None, "reasoning_content": "thought"},
+        "think": {"reasoning_content": "thought"},
+        "call": {"tool_calls": [{"id": "1", "type": "function", "function": function}]},
+    }
+    return next((given for word, given in faults.items() if prompt.startswith(word)), {})
+
+
+class Server(ThreadingHTTPServer):
+    request_queue_size = 256
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        """Clients of the tests leave as they like."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int)
@@ -103,74 +180,10 @@ def main() -> None:
     parser.add_argument("--delay", type=float, default=0.0)
     parser.add_argument("--target")
     parser.add_argument("--key")
-    options = parser.parse_args()
-    answer = target_answers(options.target) if options.target else None
-    log = options.log.open("ab", buffering=0)
-    busy: Counter[str] = Counter()
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        wbufsize = 1 << 16  # headers and body in one packet
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def do_GET(self) -> None:
-            if self.path == "/v1/models":
-                self.reply(200, {"object": "list", "data": [{"id": MODEL, "object": "model"}]})
-            else:
-                self.reply(200 if self.path == "/health" else 404, {})
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            if options.key and self.headers["Authorization"] != f"Bearer {options.key}":
-                return self.refuse(401, "the key is wrong")
-            if body["model"] != MODEL:
-                return self.refuse(404, f"{body['model']} is not served")
-            log.write(json.dumps(body).encode() + b"\n")  # one write, for threads
-            prompt = body["messages"][-1]["content"]
-            if prompt.startswith("refuse"):
-                return self.refuse(400, "maximum context length is 16 tokens")
-            if prompt.startswith("busy"):
-                busy[prompt] += 1
-                if busy[prompt] < 3:
-                    return self.refuse((429, 503)[busy[prompt] - 1], "too many")
-            time.sleep(600 if prompt.startswith("hang") else options.delay)
-            return self.complete(body, prompt)
-
-        def complete(self, body: dict, prompt: str) -> None:
-            messages = body["messages"]
-            content = answer(messages, body["max_tokens"]) if answer else answer_to(messages)
-            message = {"role": "assistant", "content": content}
-            if prompt.startswith("empty"):
-                message = {"role": "assistant", "content": None, "reasoning_content": "thought"}
-            if prompt.startswith("think"):
-                message["reasoning_content"] = "thought"
-            if prompt.startswith("call"):
-                function = {"name": "look", "arguments": '{"at": 1}'}
-                message["tool_calls"] = [{"id": "1", "type": "function", "function": function}]
-            ended = "length" if prompt.startswith("cut") else "stop"
-            choice = {"index": 0, "message": message, "finish_reason": ended}
-            self.reply(200, {"choices": [choice], "usage": {"completion_tokens": 7}})
-
-        def refuse(self, status: int, message: str) -> None:
-            self.reply(status, {"error": {"message": message, "code": status}})
-
-        def reply(self, status: int, body: dict) -> None:
-            content = json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-    class Server(ThreadingHTTPServer):
-        request_queue_size = 256
-        daemon_threads = True
-
-        def handle_error(self, *_: object) -> None:
-            """Clients of the tests leave as they like."""
-
+    Handler.options = options = parser.parse_args()
+    Handler.log = options.log.open("ab", buffering=0)
+    if options.target:
+        Handler.answer = staticmethod(target_answers(options.target))
     Server(("127.0.0.1", options.port), Handler).serve_forever()
 
 
