@@ -173,14 +173,15 @@ def _record_file(out: Path) -> Path:
 def _made_from(config: RegenerateConfig, files: ChatFiles) -> dict[str, Any]:
     """What a later start must agree with to go on: the settings, the files, a target run here."""
     stats = [(file, file.stat()) for file in files.files]
-    made_from = {
+    made_from: dict[str, Any] = {
         "settings": json.loads(to_json(config)),
         "files": [[file.name, stat.st_size, stat.st_mtime_ns] for file, stat in stats],
     }
     if config.target is not None:
         from dflash_cache.target import identify_target
 
-        made_from["target"] = asdict(identify_target(config.target, config.revision))
+        identity = asdict(identify_target(config.target, config.revision))
+        made_from |= {name: value for name, value in identity.items() if name.endswith("_hash")}
     return made_from
 
 
