@@ -66,3 +66,8 @@ class RegenerateConfig:
             )
         if self.out.suffix != ".jsonl":
             raise ConfigError(f"--out {self.out}: expected a file named .jsonl")
+        if self.out.parent.resolve() == self.data.resolve():
+            raise ConfigError(
+                f"--out {self.out} lies among the files of --data, and would be read as one of "
+                "them; name another"
+            )

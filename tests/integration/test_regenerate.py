@@ -17,6 +17,8 @@ from dflash_cache.errors import (
     DataError,
     ServerError,
 )
+from dflash_cache.pipeline import Cancelled
+from dflash_cache.runs.asked_target import asked_target
 from dflash_cache.runs.regenerate import regenerate
 from dflash_cache.runs.tokenize import tokenize
 from dflash_cache.serving import client
@@ -201,6 +203,8 @@ def test_two_writers_and_a_file_of_something_else_are_refused(config):
         pytest.raises(CacheBusyError, match="choose another --out"),
     ):
         regenerate(config)
+    with pytest.raises(ConfigError, match="lies among the files of --data"):
+        regenerate(replace(config, data=config.out.parent))
     config.out.write_text("mine")
     with pytest.raises(ConfigError, match="is not a file that regenerate wrote"):
         regenerate(config)
@@ -280,3 +284,8 @@ def test_sampling_here_is_repeated_by_its_seed(tmp_path):
     assert first == second != third
     one, other = first.splitlines()
     assert one != other  # a row's seed is its own
+
+    with asked_target(config) as (target, _):
+        target.abort()  # as a stop does while an answer is written
+        with pytest.raises(Cancelled):
+            target.answer([user("Say")], None, 0)
