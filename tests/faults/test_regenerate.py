@@ -24,7 +24,19 @@ def server(tmp_path):
     server.kill()
 
 
-def test_each_of_1000_prompts_is_answered_once_and_in_order_through_kills(tmp_path, server):
+@pytest.fixture
+def started():
+    """Processes that must not outlive the test."""
+    processes: list[subprocess.Popen] = []
+    yield processes
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def test_each_of_1000_prompts_is_answered_once_and_in_order_through_kills(
+    tmp_path, server, started
+):
     prompts = [f"prompt {number}" for number in range(NUM_PROMPTS)]
     data = save_chats(tmp_path / "prompts.jsonl", [{"prompt": each} for each in prompts])
     out = tmp_path / "chats.jsonl"
@@ -33,7 +45,9 @@ def test_each_of_1000_prompts_is_answered_once_and_in_order_through_kills(tmp_pa
         words = ["regenerate", data, "--out", out, "--server", server.address, "--retries", retries]
         words += ["--temperature", 0.7, "--seed", 5, "--concurrency", CONCURRENCY, "--json"]
         command = [sys.executable, "-m", "dflash_cache.cli", *map(str, words)]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen(command, **pipes))
+        return started[-1]
 
     def recorded() -> set[str]:
         journal = tmp_path / ".chats.jsonl.unfinished" / "journal"
@@ -50,7 +64,7 @@ def test_each_of_1000_prompts_is_answered_once_and_in_order_through_kills(tmp_pa
     server.start()  # the program waits for it
     server.wait_for_requests(450)
     first.kill()
-    first.communicate()
+    first.wait()
     after_kill, num_asked = recorded(), len(server.requests)
     assert 0 < len(after_kill) < NUM_PROMPTS
 
