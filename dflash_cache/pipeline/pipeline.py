@@ -11,7 +11,6 @@ from typing import Any, NoReturn, Protocol, Self, TypeVar
 from .arrivals import Arrivals
 from .channel import Cancelled, Channel
 from .monitor import Monitor
-from .pause import Pause
 from .stage import StageStatistics, begin_stage, end_stage
 
 T = TypeVar("T")
@@ -76,9 +75,6 @@ class Pipeline:
 
     def monitor(self, name: str) -> Monitor:
         return self.register(Monitor(name))
-
-    def pause(self, name: str) -> Pause:
-        return self.register(Pause(name))
 
     def register(self, abortable: A) -> A:
         """Let a stop call ``abort`` of something that a stage may be waiting in."""

@@ -10,7 +10,7 @@ def test_a_wait_that_nobody_stops_ends():
 
 def stopped_while_a_stage_waits(ended):
     with Pipeline("test") as pipeline:
-        pause = pipeline.pause("p")
+        pause = pipeline.register(Pause("p"))
 
         def wait():
             try:
