@@ -6,7 +6,7 @@ from rich.text import Text
 
 from dflash_cache.runs.shown import shown_bytes
 
-from .render import figures_table, warnings_tables
+from .render import figures_table, left_out, warnings_tables
 from .reports import Report
 
 LEARNED = "bold green underline"  # seen without colours too
@@ -21,17 +21,13 @@ def inspect_tables(report: Report) -> list[Table]:
 
 
 def _dataset_tables(report: Report) -> list[Table]:
-    left_out = [
-        f"{rows:,} {reason}, first {report['dropped_first'][reason]}"
-        for reason, rows in report["dropped"].items()
-    ]
     rows = {
         "dataset": escape(report["dataset"]),
         "rows": f"{report['rows']:,}",
         "sequences": f"{report['sequences']:,}",
         "tokens": f"{report['tokens']:,}",
         "tokens to learn from": f"{report['mask_share']:.1%}",
-        "rows left out": escape("\n".join(left_out)) or "none",
+        "rows left out": left_out(report),
     }
     return [figures_table("Dataset", rows), *warnings_tables(report["warnings"])]
 

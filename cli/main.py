@@ -21,6 +21,7 @@ from . import (
     inspect,
     merge,
     plan,
+    regenerate,
     report,
     tokenize,
     train,
@@ -35,6 +36,7 @@ app = typer.Typer(
 )
 for name, module in (
     ("init", init),
+    ("regenerate", regenerate),
     ("tokenize", tokenize),
     ("plan", plan),
     ("extract", extract),

@@ -92,6 +92,15 @@ def warnings_tables(warnings: Sequence[str]) -> list[Table]:
     return [table]
 
 
+def left_out(report: Mapping[str, Any]) -> str:
+    """Rows left out, by reason, with the first of each."""
+    lines = [
+        f"{rows:,} {reason}, first {report['dropped_first'][reason]}"
+        for reason, rows in report["dropped"].items()
+    ]
+    return escape("\n".join(lines)) or "none"
+
+
 def figures_table(title: str, rows: Mapping[str, str | Text]) -> Table:
     table = Table(title=title, title_justify="left", show_header=False)
     table.add_column()

@@ -1,18 +1,29 @@
-"""What ``tokenize`` reports, in a reader's words."""
+"""What ``regenerate`` and ``tokenize`` report, in a reader's words."""
 
 from rich.markup import escape
 from rich.table import Table
 
-from .render import figures_table, warnings_tables
+from .render import figures_table, left_out, warnings_tables
 from .reports import Report
+
+
+def regenerate_tables(report: Report) -> list[Table]:
+    truncated = f"{report['truncated']:,}"
+    rows = {
+        "rows read": f"{report['rows']:,}, {report['resumed']:,} of them by earlier starts",
+        "chats": f"{report['chats']:,}",
+        "answers": f"{report['answers']:,}, {report['tokens']:,} tokens",
+        "answers truncated": truncated + (", see --max-tokens" if report["truncated"] else ""),
+        "rows left out": left_out(report),
+        "written": escape(report["out"]),
+    }
+    if report["model"] is not None:
+        rows["answered by"] = escape(report["model"])
+    return [figures_table("Regenerated", rows)]
 
 
 def tokenize_tables(report: Report) -> list[Table]:
     lengths = report["lengths"]
-    left_out = [
-        f"{rows:,} {reason}, first {report['dropped_first'][reason]}"
-        for reason, rows in report["dropped"].items()
-    ]
     rows = {
         "rows read": f"{report['rows']:,}",
         "sequences": f"{report['sequences']:,}",
@@ -21,7 +32,7 @@ def tokenize_tables(report: Report) -> list[Table]:
         f"{lengths['median']:,}, 95 % up to {lengths['percentile_95']:,}",
         "tokens to learn from": f"{report['mask_share']:.1%}, found by the template's "
         f"{report['mask_from']}",
-        "rows left out": escape("\n".join(left_out)) or "none",
+        "rows left out": left_out(report),
         "rows truncated": f"{report['truncated']:,}",
         "written": escape(report["out"]),
     }

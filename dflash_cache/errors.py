@@ -48,3 +48,11 @@ class RankError(DflashCacheError):
 
 class WorkerLostError(DflashCacheError):
     """A worker process was ended from outside: see the system's log, use fewer workers."""
+
+
+class ServerError(DflashCacheError):
+    """A server of the target does not answer: start it, and give the same command again."""
+
+
+class RefusedError(DflashCacheError):
+    """The target, or its server, does not take a request: mend the row, or leave it out."""

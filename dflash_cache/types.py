@@ -39,6 +39,25 @@ class TokenizerParts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """How a target writes an answer."""
+
+    temperature: float  # 0 is greedy
+    top_p: float
+    max_tokens: int
+    thinking: bool | None  # what the chat template is told as enable_thinking; None: nothing
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What a target wrote: a message of a chat, with ``role`` and ``content`` at least."""
+
+    message: dict[str, Any]
+    num_tokens: int  # 0 where a server does not say
+    truncated: bool  # at the most tokens allowed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DroppedRow:
     """A row that is not in the cache, and why."""
 

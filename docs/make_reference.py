@@ -17,6 +17,7 @@ from dflash_cache.config import (
     InspectConfig,
     MergeConfig,
     PlanConfig,
+    RegenerateConfig,
     ReportConfig,
     TokenizeConfig,
     TrainConfig,
@@ -31,6 +32,10 @@ EXAMPLES = {
     "init": (
         "dflash-cache init --for qwen3-8b --out drafter.toml\n"
         "dflash-cache both --config drafter.toml"
+    ),
+    "regenerate": (
+        "dflash-cache regenerate prompts.jsonl --out chats.jsonl --server http://localhost:8000/v1\n"
+        "dflash-cache regenerate prompts.jsonl --out chats.jsonl --target Qwen/Qwen3-0.6B"
     ),
     "tokenize": (
         "dflash-cache tokenize chats.jsonl --target Qwen/Qwen3-8B --out tokens\n"
@@ -57,6 +62,7 @@ EXAMPLES = {
 }
 CONFIGS = {
     "init": InitConfig,
+    "regenerate": RegenerateConfig,
     "tokenize": TokenizeConfig,
     "plan": PlanConfig,
     "extract": ExtractConfig,

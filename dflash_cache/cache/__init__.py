@@ -13,7 +13,14 @@ from .budget import (
 from .cache import Cache
 from .codecs import CODECS
 from .content import PlannedPart, TargetParts
-from .durable import fsync_path, fsync_tree, remove_tree, write_atomically
+from .durable import (
+    checked_line,
+    fsync_path,
+    fsync_tree,
+    parse_checked_line,
+    remove_tree,
+    write_atomically,
+)
 from .estimate import estimate_bytes
 from .fingerprints import digest, file_fingerprint
 from .layout import ROOT, SPEC, TARGET
@@ -52,6 +59,7 @@ __all__ = [
     "Storage",
     "TargetIdentity",
     "TargetParts",
+    "checked_line",
     "content_bytes",
     "differences",
     "digest",
@@ -67,6 +75,7 @@ __all__ = [
     "most_segment_bytes",
     "open_budget",
     "open_storage",
+    "parse_checked_line",
     "part_number",
     "rebuild_commits",
     "remove_tree",

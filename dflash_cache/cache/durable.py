@@ -78,12 +78,14 @@ def checked_line(record: Mapping[str, Any]) -> bytes:
     return b"%08x %s\n" % (crc32c(body), body)
 
 
-def parse_checked_line(line: bytes, where: str) -> dict[str, Any]:
+def parse_checked_line(
+    line: bytes, where: str, remedy: str = "`dflash-cache verify --repair` mends it"
+) -> dict[str, Any]:
     """The object of a ``checked_line``; ``CacheCorruptError`` names ``where`` if it was altered."""
     checksum, _, body = line.rstrip(b"\n").partition(b" ")
     if not line.endswith(b"\n") or checksum != b"%08x" % crc32c(body):
         raise CacheCorruptError(
             f"{where}: the record's checksum does not match its content; the file was altered "
-            "after it was written; `dflash-cache verify --repair` mends it"
+            f"after it was written; {remedy}"
         )
     return dict(json.loads(body))

@@ -85,7 +85,8 @@ class SegmentReader:
             return aligned_empty(shape, dtype)
         if into[:num_tokens].shape != shape or into.dtype != dtype or not into.flags.c_contiguous:
             raise ValueError(
-                f"a buffer of {into.shape} {into.dtype}, expected {shape} or more {dtype}, contiguous"
+                f"a buffer of {into.shape} {into.dtype}, expected {shape} or more {dtype}, "
+                "contiguous"
             )
         return into[:num_tokens]
 

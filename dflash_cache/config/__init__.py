@@ -4,6 +4,7 @@ from .both import BothConfig
 from .evaluation import EvaluateConfig
 from .extraction import ExtractConfig, PlanConfig
 from .pages import InitConfig, ReportConfig
+from .regeneration import RegenerateConfig
 from .tokenization import TokenizeConfig
 from .training import MOST_DRAFT_LAYERS, ExportConfig, TrainConfig
 from .upkeep import InspectConfig, MergeConfig, VerifyConfig
@@ -17,6 +18,7 @@ Config = (
     | InspectConfig
     | MergeConfig
     | PlanConfig
+    | RegenerateConfig
     | ReportConfig
     | TokenizeConfig
     | TrainConfig
@@ -34,6 +36,7 @@ __all__ = [
     "InspectConfig",
     "MergeConfig",
     "PlanConfig",
+    "RegenerateConfig",
     "ReportConfig",
     "TokenizeConfig",
     "TrainConfig",

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from dflash_cache.errors import ConfigError, DataError
 
 KINDS = (".jsonl", ".json", ".parquet")
+SETTINGS = ".settings.json"  # what ``regenerate`` writes beside its chats ends so
 _PARQUET_ROWS = 256
 _READ_CHARACTERS = 1 << 20
 _LONGEST_ITEM = 1 << 28  # characters; a longer one is a broken file
@@ -34,7 +35,8 @@ class ChatFiles:
         """``path``, or the files in it; ``ConfigError`` if there are none of a known kind."""
         if not path.exists():
             raise ConfigError(f"{path} does not exist; name a file of chats, or a folder of them")
-        files = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.is_file())
+        inside = sorted(path.iterdir()) if path.is_dir() else [path]
+        files = [each for each in inside if each.is_file() and not each.name.endswith(SETTINGS)]
         kinds = {file.suffix for file in files}
         if len(kinds) != 1 or not kinds <= set(KINDS):
             raise ConfigError(

@@ -6,6 +6,7 @@ from .heartbeat import repeating
 from .interrupt import Interrupted, stop_on_signals
 from .monitor import Monitor
 from .ordered import ordered_map
+from .pause import Pause
 from .pipeline import Pipeline, StageStuckError
 from .processes import process_map
 from .stage import StageStatistics
@@ -17,6 +18,7 @@ __all__ = [
     "ChannelClosed",
     "Interrupted",
     "Monitor",
+    "Pause",
     "Pipeline",
     "StageStatistics",
     "StageStuckError",

@@ -55,28 +55,29 @@ class Pipeline:
         capacity: int,
         size_of: Callable[[T], int] = lambda item: 1,  # noqa: ARG005
     ) -> Channel[T]:
-        return self._register(Channel(name, capacity, size_of=size_of))
+        return self.register(Channel(name, capacity, size_of=size_of))
 
     def pool(self, name: str, items: Iterable[T]) -> Channel[T]:
         """A fixed set of buffers that circulates; waiting for one counts as ``blocked``."""
         items = list(items)
-        return self._register(Channel(name, len(items), items=items, get_counts_as="blocked"))
+        return self.register(Channel(name, len(items), items=items, get_counts_as="blocked"))
 
     def source(self, name: str, items: Iterable[T]) -> Channel[T]:
         """A channel that holds all of ``items`` from the start and closes after them."""
         items = list(items)
-        channel = self._register(Channel(name, max(1, len(items)), items=items))
+        channel = self.register(Channel(name, max(1, len(items)), items=items))
         channel.add_producer()
         channel.remove_producer()
         return channel
 
     def arrivals(self, name: str, arrived: Iterable[K] = ()) -> Arrivals[K]:
-        return self._register(Arrivals(name, arrived))
+        return self.register(Arrivals(name, arrived))
 
     def monitor(self, name: str) -> Monitor:
-        return self._register(Monitor(name))
+        return self.register(Monitor(name))
 
-    def _register(self, abortable: A) -> A:
+    def register(self, abortable: A) -> A:
+        """Let a stop call ``abort`` of something that a stage may be waiting in."""
         with self._lock:
             self._abortables.append(abortable)
             cancelled = self._cancelled

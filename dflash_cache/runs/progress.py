@@ -9,7 +9,7 @@ from typing import Literal
 class Progress:
     """One step of one phase."""
 
-    phase: Literal["tokenize", "extract", "train", "evaluate"]
+    phase: Literal["regenerate", "tokenize", "extract", "train", "evaluate"]
     done: int
     total: int
     unit: str

@@ -21,6 +21,7 @@ NAMES = get_args(get_type_hints(InitConfig)["for_"])
 TEMPLATES = Path(__file__).parents[3] / "dflash_cache" / "templates"
 COMMANDS = typer.main.get_command(app).commands
 SMALLEST = {
+    "regenerate": ["prompts.jsonl", "--out", "o.jsonl", "--server", "http://localhost:8000/v1"],
     "tokenize": ["chats.jsonl", "--target", "t", "--out", "tokens"],
     "init": ["--for", "demo", "--out", "x.toml"],
     "plan": ["--data", "d", "--target", "t"],

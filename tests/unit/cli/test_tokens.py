@@ -2,7 +2,7 @@ import io
 
 from rich.console import Console
 
-from dflash_cache.cli.tokens import tokenize_tables
+from dflash_cache.cli.tokens import regenerate_tables, tokenize_tables
 
 REPORT = {
     "rows": 1200, "sequences": 1100, "tokens": 70000, "truncated": 3,
@@ -33,3 +33,17 @@ def test_what_was_left_out_is_shown_with_the_first_row_of_each_reason():
 
 def test_warnings_have_a_table_of_their_own():
     assert "WARNING" in shown(warnings=["the loss mask is 1 on 99 %"])
+
+
+def test_what_the_target_answered_is_shown_and_cut_answers_name_the_flag():
+    report = {
+        "rows": 1200, "resumed": 300, "chats": 1100, "answers": 2200, "tokens": 70000,
+        "truncated": 3, "dropped": {"refused": 100}, "dropped_first": {"refused": "row 7: [a]"},
+        "model": "m[1]", "out": "chats.jsonl",
+    }  # fmt: skip
+    file = io.StringIO()
+    for table in regenerate_tables(report):
+        Console(width=200, file=file).print(table)
+    text = file.getvalue()
+    for words in ("1,200, 300 of them by", "3, see --max-tokens", "first row 7: [a]", "m[1]"):
+        assert words in text

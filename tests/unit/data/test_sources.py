@@ -91,6 +91,12 @@ def test_other_files_are_refused(tmp_path, names):
         ChatFiles.find(tmp_path)
 
 
+def test_the_settings_beside_chats_are_no_chats(tmp_path):
+    chats = write(tmp_path / "chats.jsonl", "")
+    write(tmp_path / "chats.jsonl.settings.json", "{}")
+    assert ChatFiles.find(tmp_path).files == (chats,)
+
+
 def test_a_path_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ConfigError, match="nowhere does not exist"):
         ChatFiles.find(tmp_path / "nowhere")

@@ -1,0 +1,80 @@
+"""The prompts of a chat, whose answers the target writes anew."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .chats import Chat, Message, UnusableRowError, parse_row
+
+_CHAT_COLUMNS = ("messages", "conversations", "response", "completion")
+_KEPT_COLUMNS = ("id", "category")
+_ASKING = ("user", "tool")
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What is said before each answer, the tools on offer, and the columns that are kept."""
+
+    prompts: Sequence[Sequence[Message]]
+    tools: list[Any] | None
+    columns: Mapping[str, Any]
+
+
+def parse_conversation(row: Mapping[str, Any], *, last_turn_only: bool = False) -> Conversation:
+    """The chat of ``row``, which may be of any form that ``parse_row`` knows, or a prompt alone.
+
+    With ``last_turn_only`` there is one prompt, with all earlier answers in it. ``DataError`` if
+    the row has no known form; ``UnusableRowError`` if there is nothing to answer in it, or nothing
+    that the target alone could answer.
+    """
+    chat = _chat(row)
+    messages = [
+        {name: value for name, value in each.items() if name != "thinking"}  # reasoning_content's
+        for each in chat.messages
+    ]
+    prompts = [_last_prompt(messages)] if last_turn_only else _prompts(messages)
+    if not prompts or not prompts[0]:
+        raise UnusableRowError("no_prompt", "there is no turn of a user to answer")
+    columns = {name: row[name] for name in _KEPT_COLUMNS if isinstance(row.get(name), str | int)}
+    return Conversation(prompts, chat.tools, columns)
+
+
+def _chat(row: Mapping[str, Any]) -> Chat:
+    if "prompt" in row and not any(name in row for name in _CHAT_COLUMNS):
+        prompt = row["prompt"]
+        alone = (
+            [{"role": "user", "content": prompt}] if prompt and isinstance(prompt, str) else prompt
+        )
+        row = {**row, "messages": alone}
+    chat = parse_row(row, has_template=True)
+    if not isinstance(chat, Chat):
+        raise UnusableRowError("no_prompt", "plain text has no turn to answer")
+    return chat
+
+
+def _prompts(messages: Sequence[Message]) -> list[list[Message]]:
+    """What stands before each answer; answers that nobody asked for are left away."""
+    if any(each.get("tool_calls") or each["role"] == "tool" for each in messages):
+        raise UnusableRowError(
+            "tool_calls",
+            "what a tool gave belongs to the call of an earlier answer; --last-turn-only keeps it",
+        )
+    prompts: list[list[Message]] = []
+    prompt: list[Message] = []
+    for message in [*messages, None]:
+        if message is not None and message["role"] != "assistant":
+            prompt.append(message)
+        elif _asks(prompt):
+            prompts.append(prompt)
+            prompt = []
+    return prompts
+
+
+def _last_prompt(messages: Sequence[Message]) -> list[Message]:
+    """All up to the last turn that asks, with the answers before it."""
+    asking = [number for number, each in enumerate(messages) if each["role"] in _ASKING]
+    return list(messages[: asking[-1] + 1]) if asking else []
+
+
+def _asks(prompt: Sequence[Message]) -> bool:
+    return any(each["role"] in _ASKING for each in prompt)
