@@ -12,8 +12,6 @@ from dflash_cache.config import InspectConfig
 from dflash_cache.errors import ConfigError
 from dflash_cache.types import HiddenSegment, Int64Array, SegmentPlan
 
-from .masked_text import masked_text, tokens_shown
-
 
 def inspect(config: InspectConfig) -> dict[str, Any]:
     """Look into a cache (``inspect_cache``) or a dataset of tokens (``inspect_dataset``)."""
@@ -112,7 +110,8 @@ def _row(
     return {
         "row_id": row_id,
         "segment": segment.index,
-        **tokens_shown(segment.input_ids, segment.loss_mask),
+        "input_ids": segment.input_ids.tolist(),
+        "loss_mask": segment.loss_mask.tolist(),
         "text": _text(config, cache, segment),
         "layers": layers,
     }
@@ -125,6 +124,8 @@ def _text(
     target = config.target or cache.spec.target
     if config.target is None and not Path(target, "tokenizer.json").is_file():
         return None
+    from dflash_cache.data import masked_text
+
     return masked_text(target, segment.input_ids, segment.loss_mask)
 
 

@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from dflash_cache.config import InspectConfig
-from dflash_cache.data import TokenRows, mask_warnings, survey
+from dflash_cache.data import TokenRows, mask_warnings, masked_text, survey
 from dflash_cache.errors import ConfigError
 
 from .inspect import length_figures
-from .masked_text import masked_text, tokens_shown
 
 NO_LIMIT = 1 << 31  # ids are int32, and no row is longer
 
@@ -50,4 +49,9 @@ def _row(config: InspectConfig, rows: TokenRows, row_id: int) -> dict[str, Any]:
     ids, mask = rows.input_ids.row(row_id), rows.loss_mask.row(row_id)
     whole = config.target is not None and len(ids) == len(mask)
     text = masked_text(str(config.target), ids, mask) if whole else None
-    return {"row_id": row_id, **tokens_shown(ids, mask), "text": text}
+    return {
+        "row_id": row_id,
+        "input_ids": ids.tolist(),
+        "loss_mask": mask.tolist(),
+        "text": text,
+    }

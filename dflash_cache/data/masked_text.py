@@ -4,13 +4,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from dflash_cache.errors import ConfigError
 from dflash_cache.types import Array
-
-
-def tokens_shown(input_ids: Array, loss_mask: Array) -> dict[str, list[int]]:
-    """Ids and mask for a report."""
-    return {"input_ids": input_ids.tolist(), "loss_mask": loss_mask.tolist()}
 
 
 def masked_text(target: str, input_ids: Array, loss_mask: Array) -> list[dict[str, Any]]:
@@ -18,8 +15,6 @@ def masked_text(target: str, input_ids: Array, loss_mask: Array) -> list[dict[st
 
     ``ConfigError`` if ``target``, a folder or a hub id, has no tokenizer.json.
     """
-    from tokenizers import Tokenizer
-
     try:
         if Path(target).is_dir():
             tokenizer = Tokenizer.from_file(str(Path(target, "tokenizer.json")))
