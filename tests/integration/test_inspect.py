@@ -162,16 +162,19 @@ def test_whoever_writes_the_cache_is_named(folder):
     assert set(report["writer"]) == {"host", "pid", "since"}
 
 
-def test_neither_torch_nor_the_datasets_library_is_imported(folder):
+@pytest.mark.parametrize(
+    ("more", "imported"), [("", "set()"), ("'--row', '3'", "{'datasets'}")], ids=["cache", "row"]
+)
+def test_torch_is_not_imported_and_the_datasets_library_for_a_text_alone(folder, more, imported):
     program = (
         "import sys\nfrom dflash_cache.cli.main import app\n"
-        "app(['inspect', 'cache', '--row', '3'], standalone_mode=False)\n"
+        f"app(['inspect', 'cache', {more}], standalone_mode=False)\n"
         "sys.exit(str({'torch', 'transformers', 'datasets'} & set(sys.modules)))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=False
     )
-    assert done.stderr.strip() == "set()"
+    assert done.stderr.strip() == imported
 
 
 def test_a_dataset_is_looked_into_before_there_is_a_target(tmp_path):
