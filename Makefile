@@ -33,7 +33,7 @@ check-demo: $(VENV)/installed
 	$(BIN)/python tests/demo/check.py
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -m "not torture" --ignore tests/docs  # those are `make docs`
+	$(BIN)/python -m pytest -m "not torture" --durations 25 --ignore tests/docs  # see `make docs`
 
 torture: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m torture

@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[2]))  # for tests.support, wherever it is run
+
 from tests.support.resident import anonymous_bytes
 from tests.support.tiny_targets import rows_of, save_rows
 from tests.support.wide_targets import HIDDEN_SIZE, save_wide_target

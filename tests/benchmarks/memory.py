@@ -11,6 +11,7 @@ of its own, and what the buffers of either way are.
 import argparse
 import gc
 import json
+import sys
 import tempfile
 from dataclasses import replace
 from functools import partial
@@ -18,6 +19,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # for tests.support, wherever it is run
 
 from dflash_cache.cache import Cache
 from dflash_cache.cache.segment import INNER_CHUNK_BYTES
