@@ -68,12 +68,14 @@ def _lengths_table(lengths: Report) -> Table:
 def _row_tables(row: Report) -> list[Table]:
     shown: dict[str, str | Text] = {
         "segment": str(row.get("segment", "not in a cache")),
-        "tokens": f"{len(row['input_ids']):,}, {sum(row['loss_mask']):,} to learn from",
+        "tokens": f"{len(row['input_ids']):,}, {row['loss_mask'].count(1):,} to learn from",
         "ids": " ".join(map(str, row["input_ids"])),
         "mask": "".join(map(str, row["loss_mask"])),
         "text": "name the target with --target to see it",
     }
-    if row["text"] is not None:
+    if row.get("left_out"):
+        shown["text"] = escape(f"left out: {row['left_out']}")
+    elif row["text"] is not None:
         shown["text"] = Text.assemble(
             *((run["text"], LEARNED if run["learned"] else "dim") for run in row["text"])
         )

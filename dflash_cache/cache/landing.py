@@ -23,7 +23,8 @@ class Landing:
     def take(self, num_bytes: int) -> memoryview:
         start, self._used = self._used, self._used + num_bytes
         if self._used > len(self._memory):  # views of the old memory keep it
-            self._memory = aligned_empty((self._used,), np.uint8).data
+            num_bytes = max(self._used, 2 * len(self._memory))
+            self._memory = aligned_empty((num_bytes,), np.uint8).data
         return self._memory[start : self._used]
 
 

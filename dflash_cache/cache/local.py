@@ -16,6 +16,8 @@ from .lock import is_being_written, writer_lock, writer_of
 from .record import own_record
 from .storage import segments_in_place
 
+MOST_BUFFERS = 1024  # of one call, Linux' IOV_MAX
+
 
 class LocalReader:
     """One file, read straight into the caller's buffers."""
@@ -28,7 +30,7 @@ class LocalReader:
     def read_into(self, buffers: list[memoryview], offset: int) -> None:
         buffers = [buffer for buffer in buffers if len(buffer)]
         while buffers:
-            count = os.preadv(self._descriptor, buffers, offset)
+            count = os.preadv(self._descriptor, buffers[:MOST_BUFFERS], offset)
             if not count:
                 expected = offset + sum(len(buffer) for buffer in buffers)
                 raise CacheCorruptError(f"{self._path}: ends at byte {offset}, expected {expected}")

@@ -53,7 +53,8 @@ def chunking(num_tokens: int, token_bytes: int) -> tuple[int, int]:
 class SegmentWriter:
     """Streams a segment into a temporary folder; ``finish`` makes it whole, never visible.
 
-    Hidden states are appended as they come and are not kept: at most one inner chunk is in memory.
+    Hidden states are appended as they come and are not kept: in memory are at most one inner chunk
+    and, compressed, those that go out in one call.
     """
 
     def __init__(self, staging: Path, spec: CacheSpec, index: int, num_tokens: int) -> None:

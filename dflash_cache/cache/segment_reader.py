@@ -66,6 +66,8 @@ class SegmentReader:
             self._shard.read(parts, hidden.reshape(-1).view(np.uint8).data)
         except DamagedChunkError as error:
             raise self._damage(error, self.rows_of_chunk(error.chunk)) from error
+        except CacheCorruptError as error:
+            raise self._damage(error, self._rows[wanted]) from error
         lengths = (self._offsets[place + 1] - self._offsets[place] for place in wanted)
         return HiddenSegment(
             index=self._record.index,

@@ -139,24 +139,27 @@ class ShardReader:
         num_bytes, rest = self._stored(part.chunk)
         if self._codec.compresses:
             return [landing.take(num_bytes), landing.take(rest)]
-        after = num_bytes - part.skipped - part.size
-        payload = [landing.take(part.skipped)] if part.skipped else []
-        payload.append(into[part.start : part.start + part.size])
-        if after:
-            payload.append(landing.take(after))
-        payload.append(landing.take(rest))
-        return payload
+        payload, done = [], 0
+        for offset, start, size in part.pieces:
+            if offset > done:
+                payload.append(landing.take(offset - done))
+            payload.append(into[start : start + size])
+            done = offset + size
+        if num_bytes > done:
+            payload.append(landing.take(num_bytes - done))
+        return [*payload, landing.take(rest)]
 
     def _decompress(
         self, payload: memoryview, part: ChunkPart, into: memoryview, landing: Landing
     ) -> None:
-        wanted = into[part.start : part.start + part.size]
-        if part.size == self._chunk_bytes:
-            self._codec.decompress(payload, wanted)
+        _, start, size = part.pieces[0]
+        if size == self._chunk_bytes:
+            self._codec.decompress(payload, into[start : start + size])
             return
         whole = landing.take(self._chunk_bytes)
         self._codec.decompress(payload, whole)
-        wanted[:] = whole[part.skipped : part.skipped + part.size]
+        for offset, start, size in part.pieces:
+            into[start : start + size] = whole[offset : offset + size]
 
     def _check(self, number: int, payload: Sequence[memoryview]) -> None:
         """The checksum behind the bytes must be theirs, and the one recorded on commit.

@@ -40,22 +40,35 @@ def taken(values: Array, runs: list[tuple[int, int]]) -> Array:
 
 
 class ChunkPart(NamedTuple):
-    """What is wanted of one inner chunk, in bytes."""
+    """What is wanted of one inner chunk."""
 
     chunk: int
-    skipped: int  # of the chunk, before the wanted ones
-    start: int  # where the wanted ones go
+    pieces: list["Piece"]  # in the chunk's order, none over another
+
+
+class Piece(NamedTuple):
+    """Neighbouring bytes of a chunk that are wanted."""
+
+    offset: int  # in the chunk
+    start: int  # where they go
     size: int
 
 
 def chunk_parts(
     runs: Iterable[tuple[int, int]], chunk_tokens: int, token_bytes: int
 ) -> Iterator[ChunkPart]:
-    """What to read of which chunk to have the tokens of ``runs`` end to end."""
+    """What to read of which chunk, each once, to have the tokens of ``runs`` end to end."""
     done = 0
+    part = ChunkPart(-1, [])
     for start, stop in runs:
         for chunk in range(start // chunk_tokens, -(-stop // chunk_tokens)):
+            if chunk != part.chunk:
+                if part.pieces:
+                    yield part
+                part = ChunkPart(chunk, [])
             first = max(start, chunk * chunk_tokens)
             size = (min(stop, (chunk + 1) * chunk_tokens) - first) * token_bytes
-            yield ChunkPart(chunk, (first - chunk * chunk_tokens) * token_bytes, done, size)
+            part.pieces.append(Piece((first - chunk * chunk_tokens) * token_bytes, done, size))
             done += size
+    if part.pieces:
+        yield part

@@ -4,9 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dflash_cache.errors import DataError
+
 from .chats import Chat, Message, UnusableRowError, parse_row
 
-_CHAT_COLUMNS = ("messages", "conversations", "response", "completion")
+_CHAT_COLUMNS = ("messages", "conversations")
+_OLD_ANSWERS = ("response", "completion")  # beside a prompt
+# What chat templates know of a message; other fields, such as times and addresses, stay behind.
+_KEPT_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
 _KEPT_COLUMNS = ("id", "category")
 _ASKING = ("user", "tool")
 
@@ -29,8 +34,7 @@ def parse_conversation(row: Mapping[str, Any], *, last_turn_only: bool = False) 
     """
     chat = _chat(row)
     messages = [
-        {name: value for name, value in each.items() if name != "thinking"}  # reasoning_content's
-        for each in chat.messages
+        {name: each[name] for name in _KEPT_FIELDS if name in each} for each in chat.messages
     ]
     prompts = [_last_prompt(messages)] if last_turn_only else _prompts(messages)
     if not prompts or not prompts[0]:
@@ -42,10 +46,12 @@ def parse_conversation(row: Mapping[str, Any], *, last_turn_only: bool = False) 
 def _chat(row: Mapping[str, Any]) -> Chat:
     if "prompt" in row and not any(name in row for name in _CHAT_COLUMNS):
         prompt = row["prompt"]
-        alone = (
-            [{"role": "user", "content": prompt}] if prompt and isinstance(prompt, str) else prompt
-        )
-        row = {**row, "messages": alone}
+        if not isinstance(prompt, str | list | None):
+            raise DataError(f"prompt is {prompt!r}, expected text or messages")
+        said = prompt or []
+        alone = [{"role": "user", "content": said}] if isinstance(said, str) else said
+        others = {name: value for name, value in row.items() if name not in _OLD_ANSWERS}
+        row = {**others, "messages": alone}
     chat = parse_row(row, has_template=True)
     if not isinstance(chat, Chat):
         raise UnusableRowError("no_prompt", "plain text has no turn to answer")

@@ -22,6 +22,12 @@ def masked_text(target: str, input_ids: Array, loss_mask: Array) -> list[dict[st
             tokenizer = Tokenizer.from_pretrained(target)
     except Exception as error:  # the library has no other class
         raise ConfigError(f"--target {target} gives no tokenizer.json: {error}") from error
+    known = tokenizer.get_vocab_size()
+    if len(input_ids) and input_ids.max() >= known:
+        raise ConfigError(
+            f"--target {target}: its tokenizer has ids 0..{known - 1}, and the row has "
+            f"{input_ids.max()}; is it the target of these tokens?"
+        )
     pairs = zip(loss_mask.tolist(), input_ids.tolist(), strict=True)
     runs = [(flag, [token for _, token in run]) for flag, run in groupby(pairs, lambda p: p[0])]
     return [

@@ -1,7 +1,7 @@
 """Open what users have: saved datasets, parquet, arrow and jsonl files, memory-mapped."""
 
 import glob
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -85,8 +85,10 @@ def _is_text(kind: pa.DataType) -> bool:
 
 def is_dataset(path: Path) -> bool:
     """Whether ``path`` is of a form that ``TokenRows.open`` takes, whatever its content."""
-    names = [path.name] if path.is_file() else [each.name for each in path.iterdir()]
-    return any(name in _SAVED or Path(name).suffix in {".arrow", *_READERS} for name in names)
+    if path.is_dir() and _is_saved(path):
+        return True
+    kinds = _kinds([path] if path.is_file() else list(path.iterdir()))
+    return len(kinds) == 1 and kinds <= {".arrow", *_READERS}
 
 
 def _is_saved(path: Path) -> bool:
@@ -109,9 +111,13 @@ def _choose_split(splits: Mapping[str, Any], split: str | None, path: Path) -> A
     return splits[split]
 
 
+def _kinds(paths: Sequence[Path]) -> set[str]:
+    return {path.suffix for path in paths if path.is_file()}
+
+
 def _read_files(path: Path) -> pa.Table:
     files = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.is_file())
-    kinds = {file.suffix for file in files}
+    kinds = _kinds(files)
     if len(kinds) != 1 or not kinds <= {".arrow", *_READERS}:
         raise ConfigError(
             f"--data {path}: expected a folder written by datasets' save_to_disk, or files of one "

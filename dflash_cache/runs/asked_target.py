@@ -29,12 +29,19 @@ def asked_target(config: RegenerateConfig) -> Iterator[tuple[Answering, str | No
         return
     with Client(
         config.server,
-        api_key=os.environ.get(API_KEY),
+        api_key=_api_key(),
         timeout_s=config.timeout,
         retries=config.retries,
     ) as client:
         served = ServedTarget(client, config.model, sampling)
         yield served, served.name
+
+
+def _api_key() -> str:
+    key = os.environ.get(API_KEY, "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(f"{API_KEY} holds characters that no key has")
+    return key
 
 
 def _loaded(config: RegenerateConfig, sampling: Sampling) -> Answering:

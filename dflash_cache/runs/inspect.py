@@ -23,6 +23,8 @@ def inspect(config: InspectConfig) -> dict[str, Any]:
             from .inspect_dataset import inspect_dataset
 
             return inspect_dataset(config)
+    if config.split is not None:
+        raise ConfigError(f"--split {config.split}: {config.cache} is no dataset")
     return inspect_cache(config)
 
 
@@ -121,7 +123,7 @@ def _text(
     config: InspectConfig, cache: Cache, segment: HiddenSegment
 ) -> list[dict[str, Any]] | None:
     """None where the target's tokenizer is not named and no longer where it was."""
-    target = config.target or cache.spec.target
+    target = config.target or str(cache.settings[0]["target"])  # absolute, if it is a folder
     if config.target is None and not Path(target, "tokenizer.json").is_file():
         return None
     from dflash_cache.data import masked_text

@@ -4,9 +4,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dflash_cache.config import InspectConfig
 from dflash_cache.data import TokenRows, mask_warnings, masked_text, survey
 from dflash_cache.errors import ConfigError
+from dflash_cache.types import Array
 
 from .inspect import length_figures
 
@@ -39,19 +42,30 @@ def inspect_dataset(config: InspectConfig) -> dict[str, Any]:
         "warnings": mask_warnings(found.mask_share),
     }
     if config.row is not None:
-        report["row"] = _row(config, rows, config.row)
+        faults = {row.row_id: f"{row.reason} {row.detail}".strip() for row in found.dropped}
+        report["row"] = _row(config, rows, config.row, faults.get(config.row))
     return report
 
 
-def _row(config: InspectConfig, rows: TokenRows, row_id: int) -> dict[str, Any]:
+def _row(
+    config: InspectConfig, rows: TokenRows, row_id: int, left_out: str | None
+) -> dict[str, Any]:
+    """Text, ids and mask of a row; a row that is ``left_out`` has no text, but the reason."""
     if row_id >= rows.num_rows:
         raise ConfigError(f"--row {row_id}: {config.cache} has rows 0..{rows.num_rows - 1}")
     ids, mask = rows.input_ids.row(row_id), rows.loss_mask.row(row_id)
-    whole = config.target is not None and len(ids) == len(mask)
-    text = masked_text(str(config.target), ids, mask) if whole else None
+    shows_text = config.target is not None and left_out is None
     return {
         "row_id": row_id,
-        "input_ids": ids.tolist(),
-        "loss_mask": mask.tolist(),
-        "text": text,
+        "left_out": left_out,
+        "input_ids": _integers(ids),
+        "loss_mask": _integers(mask),
+        "text": masked_text(str(config.target), ids, mask) if shows_text else None,
     }
+
+
+def _integers(values: Array) -> list[int | None]:
+    """Also of a mask of booleans or floats; None for a null within the list."""
+    missing = np.isnan(values.astype(float)).tolist()
+    pairs = zip(values.tolist(), missing, strict=True)
+    return [None if is_missing else int(value) for value, is_missing in pairs]

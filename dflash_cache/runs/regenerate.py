@@ -43,7 +43,12 @@ def regenerate(config: RegenerateConfig, on_progress: OnProgress = ignore) -> di
     if (report := _finished(config, made_from)) is not None:
         remove_tree(unfinished)  # of a process that was killed behind the last step
         return report
+    if config.out.parent.exists() and not config.out.parent.is_dir():
+        raise ConfigError(f"--out {config.out}: {config.out.parent} is a file, no folder")
     with writer_lock(unfinished, "--out"), asked_target(config) as (target, model):
+        if (report := _finished(config, made_from)) is not None:  # by another process, just now
+            remove_tree(unfinished)
+            return report
         made_from["settings"]["model"] = model
         work = RowAnswering(
             target=target,

@@ -29,9 +29,7 @@ class Client:
     ``abort``, and for all threads but the first once one has given up.
     """
 
-    def __init__(
-        self, address: str, *, api_key: str | None, timeout_s: float, retries: int
-    ) -> None:
+    def __init__(self, address: str, *, api_key: str, timeout_s: float, retries: int) -> None:
         self.address = address.rstrip("/")
         self._retries = retries
         self._connections = Connections()

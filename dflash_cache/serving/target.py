@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dflash_cache.errors import ConfigError, ServerError
+from dflash_cache.errors import ConfigError, RefusedError, ServerError
 from dflash_cache.types import Answer, Sampling
 
 from .client import Client
@@ -46,7 +46,13 @@ class ServedTarget:
 
 
 def _only_model(client: Client) -> str:
-    listed = client.get("/models")
+    try:
+        listed = client.get("/models")
+    except RefusedError as error:
+        raise ServerError(
+            f"--server {client.address} does not say what it serves: {error}. Name the target with "
+            "--model"
+        ) from error
     try:
         names = [str(each["id"]) for each in listed["data"]]
     except (KeyError, TypeError) as error:
@@ -81,7 +87,10 @@ def _answer(completion: Any) -> Answer:
     try:
         choice = completion["choices"][0]
         given = choice["message"]
-        message = {"role": "assistant", "content": given.get("content") or ""}
+        content = given.get("content") or ""
+        if not isinstance(content, str):
+            raise TypeError("content is no text")
+        message = {"role": "assistant", "content": content}
         reasoning = next((given[name] for name in _REASONING if given.get(name)), None)
         num_tokens = int((completion.get("usage") or {}).get("completion_tokens") or 0)
         truncated = choice.get("finish_reason") == "length"

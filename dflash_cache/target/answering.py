@@ -96,6 +96,8 @@ def _generation_config(target: Target, sampling: Sampling) -> GenerationConfig:
     settings.top_p = sampling.top_p if settings.do_sample else None
     if not settings.do_sample:
         settings.top_k = None
+    elif settings.top_k is None:
+        settings.top_k = 0  # else transformers would take the likeliest 50
     ends = _end_ids(settings)
     if settings.pad_token_id is None and ends:
         settings.pad_token_id = ends[0]

@@ -4,8 +4,8 @@
 
 The target's states are as wide as a real one's, 5 layers of 1,024 values, and its attention is as
 good as free. `dflash-cache both` runs in a process of its own. The report, JSON on stdout, has the
-peak of its resident memory in either phase (of both at once with --overlap), and what
-docs/how-to/choose-settings.md says that staging buffers and windows take.
+peak of its resident memory in either phase (of both at once with --overlap), also as multiples of
+the row, in which docs/how-to/choose-settings.md counts what staging buffers and windows take.
 """
 
 import argparse

@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # for tests.support, whereve
 
 from dflash_cache.cache import Cache
 from dflash_cache.cache.segment import INNER_CHUNK_BYTES
+from dflash_cache.cache.shard import CHUNKS_AT_ONCE
 from dflash_cache.cache.shard_reader import REQUEST_BYTES
 from dflash_cache.config import ExtractConfig, TrainConfig
 from dflash_cache.pipeline import Pipeline
@@ -79,7 +80,7 @@ def write(config: ExtractConfig) -> dict[str, int]:
         "growth_bytes": growth.peak_bytes,
         "buffer_bytes": num_buffers * config.batch_tokens * TOKEN_BYTES,
         # A chunk in the making, the bytes that it becomes, and the codec's own.
-        "chunk_bytes": 3 * config.writers * INNER_CHUNK_BYTES,
+        "chunk_bytes": (CHUNKS_AT_ONCE + 2) * config.writers * INNER_CHUNK_BYTES,  # compressed
     }
 
 

@@ -176,6 +176,7 @@ def reading(rounds: int, root: Path, num_reads: int = 20) -> dict[str, dict[str,
     ways = {
         "preadv": each(lambda r: os.preadv(raw, [buffer.data.cast("B")], r * buffer.nbytes)),
         "ours": each(lambda r: reader.read(np.array([r]), into=buffer)),
+        "ours_fresh": each(lambda r: reader.read(np.array([r]))),  # as the others, into new memory
         "zarr": each(lambda r: array[r * length : (r + 1) * length]),
         "memory_map": each(lambda r: flat[r * length : (r + 1) * length].copy()),
         "safetensors": each(lambda r: load_file(root / "one.safetensors")),

@@ -3,7 +3,5 @@
 from tests.support.refusals import PAGE, page
 
 
-def test_every_refusal_says_what_its_page_says(monkeypatch) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+def test_every_refusal_says_what_its_page_says() -> None:
     assert page() == PAGE.read_text(encoding="utf-8")

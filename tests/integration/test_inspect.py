@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +18,7 @@ from dflash_cache.errors import CacheIncompleteError, CacheMismatchError, Config
 from dflash_cache.runs.extract import extract
 from dflash_cache.runs.inspect import inspect
 from dflash_cache.target import LayerCapture
+from tests.support.refusals import DATA, write_rows
 from tests.support.runs import extract_config
 from tests.support.tiny_targets import save_target
 
@@ -214,3 +216,29 @@ def test_the_text_of_a_row_is_in_runs_of_its_mask(folder):
     assert inspect(InspectConfig(cache=str(demo.DATA), row=3))["row"]["text"] is None
     with pytest.raises(ConfigError, match=r"--target .* gives no tokenizer.json"):
         show(folder, row=3, target=str(folder))
+
+
+@pytest.mark.parametrize("name", ["null-id", "negative-id", "large-id", "short-mask", "mask-of-2"])
+def test_a_bad_row_of_a_dataset_is_shown_with_what_is_wrong(tmp_path, name):
+    write_rows(tmp_path / "rows.parquet", DATA[name][1])
+    looked = InspectConfig(cache=str(tmp_path / "rows.parquet"), row=3, target=str(demo.TARGET))
+    if name == "large-id":  # a dataset alone does not say how large the vocabulary is
+        with pytest.raises(ConfigError, match=r"its tokenizer has ids 0\.\.4095, and the row has"):
+            inspect(looked)
+        return
+    row = inspect(looked)["row"]
+    json.dumps(row, allow_nan=False)
+    assert row["left_out"]
+    assert row["text"] is None
+    (whole,) = (inspect(replace(looked, row=4))["row"],)
+    assert (whole["left_out"], whole["input_ids"]) == (None, [5, 6, 7, 8])
+    assert [run["learned"] for run in whole["text"]] == [False, True]
+
+
+def test_a_folder_that_is_neither_cache_nor_dataset_is_said_to_be_no_cache(folder, tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"is no cache: it has no spec\.json"):
+        inspect(InspectConfig(cache=str(tmp_path)))
+    with pytest.raises(ConfigError, match=r"--split train: .* is no dataset"):
+        show(folder, split="train")

@@ -169,7 +169,10 @@ def test_a_missing_server_a_wrong_model_and_a_wrong_key_say_what_to_do(
     try:
         with pytest.raises(ServerError, match=r"the key is wrong.*OPENAI_API_KEY"):
             regenerate(replace(config, server=guarded.address))
-        monkeypatch.setenv("OPENAI_API_KEY", "secret")
+        monkeypatch.setenv("OPENAI_API_KEY", "secr\u00e9t")
+        with pytest.raises(ConfigError, match="OPENAI_API_KEY holds characters that no key has"):
+            regenerate(replace(config, server=guarded.address))
+        monkeypatch.setenv("OPENAI_API_KEY", "secret\n")  # as a file of it ends
         assert regenerate(replace(config, server=guarded.address))["chats"] == 1
     finally:
         guarded.kill()
@@ -286,6 +289,7 @@ def test_sampling_here_is_repeated_by_its_seed(tmp_path):
     assert one != other  # a row's seed is its own
 
     with asked_target(config) as (target, _):
+        assert target._generation.top_k == 0  # not transformers' own 50
         target.abort()  # as a stop does while an answer is written
         with pytest.raises(Cancelled):
             target.answer([user("Say")], None, 0)

@@ -7,6 +7,7 @@ writes the page anew. Commands run in this process, in a folder of their own wit
 
 import contextlib
 import io
+import os
 import shlex
 import sys
 import tempfile
@@ -24,8 +25,8 @@ PAGE = Path(__file__).parents[2] / "docs/reference/refusals.md"
 INTRODUCTION = """# What is refused, and what it says
 
 Bad input ends a command with exit code 1 before a model is loaded, settings that cannot be with 2.
-Each message names the thing and where it is. `TARGET` is the bundled target. The tests write this
-page from what the commands print.
+Each message names the thing and where it is. `TARGET` is the bundled target. A test compares
+this page with what the commands print.
 
 Rows that are null or empty, or have no mask, are no reason to refuse a dataset: they are left out,
 counted in the report by reason, and named in the cache's ledger.
@@ -102,6 +103,7 @@ def run(command: str) -> tuple[int, str]:
     errors = io.StringIO()
     with (
         mock.patch.object(sys, "argv", ["dflash-cache", *arguments]),
+        mock.patch.dict(os.environ, {"COLUMNS": "100"}),
         contextlib.redirect_stderr(errors),
         contextlib.redirect_stdout(io.StringIO()),
     ):

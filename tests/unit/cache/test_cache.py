@@ -331,3 +331,12 @@ def test_states_land_in_the_callers_buffer(tmp_path):
 def test_a_buffer_that_cannot_hold_the_states_is_refused(tmp_path, buffer):
     with pytest.raises(ValueError, match=r"expected \(5, 2, 4\) or more float32, contiguous"):
         made(tmp_path).read(0, into=buffer)
+
+
+def test_a_shard_that_goes_bad_while_a_cache_is_open_names_the_rows_that_are_lost(tmp_path):
+    cache = made(tmp_path)
+    cache.read(1)
+    (shard,) = (tmp_path / "cache.zarr/segments/00000001").rglob("c.0.0.0")
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(CacheCorruptError, match=r"bytes, expected .* rows 20 \(segment 1\)"):
+        cache.read(1)
