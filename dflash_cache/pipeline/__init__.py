@@ -3,7 +3,7 @@
 from .arrivals import Arrivals
 from .channel import Cancelled, Channel, ChannelClosed
 from .heartbeat import repeating
-from .interrupt import Interrupted, stop_on_signals
+from .interrupt import Interrupted, keeping_handlers, stop_on_signals
 from .monitor import Monitor
 from .ordered import ordered_map
 from .pipeline import Pipeline, StageStuckError
@@ -20,6 +20,7 @@ __all__ = [
     "Pipeline",
     "StageStatistics",
     "StageStuckError",
+    "keeping_handlers",
     "ordered_map",
     "process_map",
     "repeating",

@@ -76,6 +76,10 @@ class Pipeline:
     def monitor(self, name: str) -> Monitor:
         return self._register(Monitor(name))
 
+    def adopt(self, monitor: Monitor) -> None:
+        """Let a stop wake those who wait on a monitor from before the pipeline."""
+        self._register(monitor)
+
     def _register(self, abortable: A) -> A:
         with self._lock:
             self._abortables.append(abortable)
@@ -134,6 +138,12 @@ class Pipeline:
             abortables = tuple(self._abortables)
         for abortable in abortables:
             abortable.abort()
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The first failure, for who waits outside the stages; None where there is none."""
+        with self._lock:
+            return self._errors[0] if self._errors else None
 
     def check(self) -> None:
         """Raise ``Cancelled`` if the pipeline is stopping: a border inside long work."""
