@@ -2,6 +2,7 @@
 
 from .arrivals import Arrivals
 from .channel import Cancelled, Channel, ChannelClosed
+from .descendants import descendants, ending
 from .heartbeat import repeating
 from .interrupt import Interrupted, keeping_handlers, stop_on_signals
 from .monitor import Monitor
@@ -20,6 +21,8 @@ __all__ = [
     "Pipeline",
     "StageStatistics",
     "StageStuckError",
+    "descendants",
+    "ending",
     "keeping_handlers",
     "ordered_map",
     "process_map",

@@ -48,7 +48,10 @@ class Answer:
 
 
 class Placement:
-    """Where an actor runs, and the one that runs there now."""
+    """Where an actor runs, and the one that runs there now.
+
+    Ray is never called with the monitor held: it may wait for a thread that wants to wake others.
+    """
 
     def __init__(self, monitor: Monitor, job: ActorJob, num_gpus: int) -> None:
         self._ray = import_ray()
@@ -56,6 +59,8 @@ class Placement:
         self._job = job
         self._num_gpus = num_gpus
         self.num_lost = 0
+        self.actor: Any = None  # None while a lost one is replaced
+        self.loading: Answer | None = None
         self._start()
 
     def _start(self) -> None:
@@ -63,8 +68,14 @@ class Placement:
         made = self._ray.remote(SegmentActor).options(
             num_cpus=1, num_gpus=self._num_gpus, max_concurrency=UNDER_WAY + 2
         )
-        self.actor = made.remote(self._job)
-        self.loading = Answer(self._monitor, self.actor.load.remote())
+        actor = made.remote(self._job)
+        loading = Answer(self._monitor, actor.load.remote())
+        with self._monitor:
+            self.actor, self.loading = actor, loading
+
+    def has_answered(self) -> bool:
+        """Whether its actor has loaded, failed or died; the holder of the monitor asks."""
+        return self.loading is not None and self.loading.is_there()
 
     def ask(self, reference: Any) -> Any:
         return Answer(self._monitor, reference).wait()
@@ -81,11 +92,13 @@ class Placement:
                     f"the last time: {str(error).strip() or type(error).__name__}. What is "
                     "committed is kept: the same command continues"
                 )
-            self.stop()  # it may be only out of reach
-            self._start()
+            self.actor = self.loading = None
+        self._ray.kill(lost)  # it may be only out of reach
+        self._start()
 
     def stop(self) -> None:
-        self._ray.kill(self.actor)
+        if self.actor is not None:
+            self._ray.kill(self.actor)
 
 
 class HandOut:
@@ -171,18 +184,19 @@ class ActorWorkers:
         """From the actor that has loaded first."""
         while True:
             with self._monitor:
-                placement = self._monitor.wait_for(self._first_loaded, kind="starved")
-                actor = placement.actor
+                placement = self._monitor.wait_for(self._first_answered, kind="starved")
+                actor, loading = placement.actor, placement.loading
+            assert loading is not None
             try:
-                placement.loading.wait()
+                loading.wait()
                 parts: TargetParts = placement.ask(actor.target_parts.remote())
             except self._lost_error as error:
                 placement.replace(actor, error)
             else:
                 return parts
 
-    def _first_loaded(self) -> Placement | None:
-        return next((each for each in self._placements if each.loading.is_there()), None)
+    def _first_answered(self) -> Placement | None:
+        return next((each for each in self._placements if each.has_answered()), None)
 
     def spawn(
         self,
@@ -222,11 +236,11 @@ class ActorWorkers:
         while True:
             with self._monitor:
                 self._monitor.wait_for(
-                    lambda: placement.loading.is_there() or self._hand_out.is_over() or None,
+                    lambda: placement.has_answered() or self._hand_out.is_over() or None,
                     kind="blocked",
                 )
                 actor, loading = placement.actor, placement.loading
-            if not loading.is_there():
+            if loading is None or not loading.is_there():
                 return None
             try:
                 loading.wait()

@@ -7,7 +7,7 @@ from typing import Any
 
 from dflash_cache.config import ExtractConfig
 from dflash_cache.errors import ConfigError
-from dflash_cache.pipeline import keeping_handlers
+from dflash_cache.pipeline import descendants, ending, keeping_handlers
 
 
 def import_ray() -> Any:
@@ -34,12 +34,19 @@ def connected(config: ExtractConfig) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
+    others = descendants(os.getpid())
+    started: set[int] = set()
     try:
-        with keeping_handlers():
-            _connect(ray, config.address or os.environ.get("RAY_ADDRESS") or "local")
+        try:
+            with keeping_handlers():
+                _connect(ray, config.address or os.environ.get("RAY_ADDRESS") or "local")
+        finally:
+            started = descendants(os.getpid()) - others
         yield
     finally:
-        with keeping_handlers():
+        # Ray gives its processes a second; what they started may last longer on a busy machine.
+        started |= {pid for parent in started for pid in descendants(parent)}
+        with keeping_handlers(), ending(started):
             ray.shutdown()
 
 

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 
 import pytest
 
@@ -18,10 +17,10 @@ from dflash_cache.runs.extract import extract
 from tests.support.actors import (
     FailingActor,
     PlannedFaultError,
-    actor_processes,
-    processes_with,
+    actors_at_work,
 )
 from tests.support.caches import assert_same_content
+from tests.support.processes import title_of, titles
 from tests.support.runs import extract_config, train_config
 from tests.support.tiny_targets import build_target, rows_of, save_rows
 
@@ -102,9 +101,9 @@ def test_a_killed_actor_costs_the_segments_it_had_alone(cluster, by_threads, tmp
         give_back(hand_out, read)
 
     def kill_one(progress):
-        if not killed:
-            killed.append(actor_processes()[0])
-            os.kill(killed[0], signal.SIGKILL)
+        if not killed and (busy := actors_at_work()):
+            killed.append(busy[0])
+            os.kill(busy[0], signal.SIGKILL)
 
     monkeypatch.setattr(actors.HandOut, "give_back", noting)
     report = extract(ray_config(tmp_path), kill_one)
@@ -138,9 +137,8 @@ def test_ctrl_c_stops_actors_and_cluster_and_threads_go_on(by_threads, tmp_path)
         "engine": "ray", "address": "local",
     }  # fmt: skip
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-    mark = f"DFLASH_TEST={uuid.uuid4().hex}"
     process = subprocess.Popen(
-        ["env", mark, sys.executable, "-m", "dflash_cache.cli", "extract", *words],
+        [sys.executable, "-m", "dflash_cache.cli", "extract", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -149,11 +147,13 @@ def test_ctrl_c_stops_actors_and_cluster_and_threads_go_on(by_threads, tmp_path)
     log, end = tmp_path / "cache" / "commits.log", time.monotonic() + PATIENCE_S
     while not log.exists() and process.poll() is None and time.monotonic() < end:
         time.sleep(0.01)
+    processes = titles(process.pid)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: all of the group get it
     _, stderr = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, stderr
     assert "the same command continues" in stderr
-    assert processes_with(mark) == []
+    assert sum(title.startswith("ray::SegmentActor") for title in processes.values()) == 2
+    assert [title for pid, title in processes.items() if title_of(pid) == title] == []
     assert 0 < len(Cache.open(tmp_path / "cache").segments) < len(by_threads.segments)
     extract(extract_config(tmp_path))
     assert_same_content(Cache.open(tmp_path / "cache"), by_threads)

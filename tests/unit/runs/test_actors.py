@@ -53,11 +53,11 @@ def test_a_placement_restarts_a_lost_actor_some_times_and_then_gives_up(monkeypa
 
 def test_what_comes_back_is_handed_out_first_and_awaited_to_the_end():
     hand_out = HandOut(Monitor("actors"), most=3)
-    hand_out.fill("abc")
-    assert [hand_out.take(), hand_out.take()] == ["a", "b"]
-    hand_out.give_back("a")
-    assert [hand_out.take(), hand_out.take()] == ["a", "c"]
-    for _ in "abc":
+    hand_out.fill([1, 2, 3])
+    assert [hand_out.take(), hand_out.take()] == [1, 2]
+    hand_out.give_back(1)
+    assert [hand_out.take(), hand_out.take()] == [1, 3]
+    for _ in range(3):
         assert not hand_out.is_over()
         hand_out.finished()
     assert hand_out.is_over()
