@@ -55,7 +55,10 @@ def _connect(ray: Any, address: str) -> None:
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", **started_here)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"--address {address}: no Ray cluster answers there: {error}") from error
+        raise ConfigError(
+            f"--address {address}: no Ray cluster answers there: {error}. One that was started "
+            "with a token needs RAY_AUTH_MODE=token, and that token on each node"
+        ) from error
 
 
 def placements(named: tuple[str, ...]) -> tuple[str, ...]:
