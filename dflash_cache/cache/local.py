@@ -119,6 +119,15 @@ class LocalStorage:
         folder.mkdir(parents=True)
         return folder
 
+    def shared_staging(self, worker: str) -> Path:  # noqa: ARG002  names are never the same
+        return self.root / STAGING
+
+    def share(self, folder: Path) -> str:
+        return folder.relative_to(self.root).as_posix()
+
+    def accept(self, shared: str, name: str) -> None:
+        self.take(self.root / shared, name)
+
     def require_free(self) -> None:
         root = self.root
         if not root.exists():

@@ -12,11 +12,11 @@ from dflash_cache.errors import CacheCorruptError, ConfigError
 
 from .commit_objects import COMMITS, SUMMARY, CommitObjects
 from .durable import remove_tree
-from .layout import LEDGERS, LOCK, ROOT, SEGMENTS, SPEC
+from .layout import LEDGERS, LOCK, ROOT, SEGMENTS, SPEC, STAGING
 from .lease import Lease
 from .object_store import ObjectStore, hasty_store, naming, obstore, open_store
 
-_OURS = {LOCK, ROOT, LEDGERS, COMMITS, SUMMARY}
+_OURS = {LOCK, ROOT, LEDGERS, COMMITS, SUMMARY, STAGING}
 
 
 class ObjectReader:
@@ -93,8 +93,7 @@ class ObjectStorage:
             obstore.put(self._store, name, data)
 
     def take(self, folder: Path, name: str) -> None:
-        for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-            key = f"{name}/{path.relative_to(folder).as_posix()}"
+        for path, key in _uploads(folder, name):
             self._lease.require()  # before each: an upload may take longer than a lease
             with naming(self.place(key)):
                 obstore.put(self._store, key, path)
@@ -112,12 +111,35 @@ class ObjectStorage:
                 obstore.delete(self._store, self.names(name))
 
     def recover(self) -> None:
-        """An upload without its commit is no segment; the next one replaces its objects."""
+        """An upload without its commit is no segment; the next one replaces its objects.
+
+        What other processes uploaded for an earlier writer is removed.
+        """
+        if self.names(STAGING):
+            self.discard([STAGING])
 
     def staging(self) -> Path:
-        remove_tree(self._staging)
-        self._staging.mkdir(mode=0o700)
-        return self._staging
+        return _emptied(self._staging)
+
+    def shared_staging(self, worker: str) -> Path:
+        return _emptied(self._staging.with_name(f"{self._staging.name}-{worker}"))
+
+    def share(self, folder: Path) -> str:
+        """Without the lease, so never where a segment is read: its name is of its own."""
+        name = f"{STAGING}/{folder.name}"
+        for path, key in _uploads(folder, name):
+            with naming(self.place(key)):
+                obstore.put(self._store, key, path)
+        remove_tree(folder)
+        return name
+
+    def accept(self, shared: str, name: str) -> None:
+        """Copied by the store itself: nothing comes through this machine."""
+        for key in self.names(shared):
+            self._lease.require()
+            with naming(self.place(key)):
+                obstore.copy(self._store, key, f"{name}{key.removeprefix(shared)}")
+        self.discard([shared])
 
     def require_free(self) -> None:
         if self.names(COMMITS) or self.folders(SEGMENTS):
@@ -146,3 +168,15 @@ class ObjectStorage:
 
     def writer(self) -> dict[str, Any] | None:
         return self._lease.holder()
+
+
+def _emptied(folder: Path) -> Path:
+    remove_tree(folder)
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def _uploads(folder: Path, name: str) -> list[tuple[Path, str]]:
+    """Every file below ``folder``, with its key below ``name``."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return [(path, f"{name}/{path.relative_to(folder).as_posix()}") for path in paths]

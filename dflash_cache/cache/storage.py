@@ -92,6 +92,15 @@ class Storage(Protocol):
     def staging(self) -> Path:
         """An empty local folder for what is in the making; only the holder of the lock has it."""
 
+    def shared_staging(self, worker: str) -> Path:
+        """A folder for what ``worker`` makes, another process than the holder of the lock."""
+
+    def share(self, folder: Path) -> str:
+        """Let the holder of the lock have a finished ``folder`` of a shared staging, by a name."""
+
+    def accept(self, shared: str, name: str) -> None:
+        """Move what another process shared to ``name``; durable when this returns."""
+
     def require_free(self) -> None:
         """Only an empty place, or one where a creation did not get to its end, may be laid out.
 

@@ -27,11 +27,24 @@ class CacheWriter:
     def segment(self, plan: SegmentPlan) -> SegmentWriter:
         return SegmentWriter(self.staging, self.cache.spec, plan.index, plan.num_tokens)
 
-    def commit(self, folder: Path, segment: CommittedSegment) -> None:
-        """Make a finished segment, durable in ``folder``, part of the cache."""
-        self.cache.storage.take(folder, segment_folder(segment.index))
+    def accept(self, shared: str, segment: CommittedSegment) -> None:
+        """Put a segment that another process made and shared in its place; from any thread."""
+        self.cache.storage.accept(shared, segment_folder(segment.index))
+
+    def commit(self, folder: Path | None, segment: CommittedSegment) -> None:
+        """Make a finished segment, durable in ``folder``, part of the cache.
+
+        None if it is in its place already.
+        """
+        if folder is not None:
+            self.cache.storage.take(folder, segment_folder(segment.index))
         self.cache.storage.commits.append(segment)
         self.cache.segments[segment.index] = segment
+
+    def tidy(self) -> None:
+        """Remove what other processes left when they were lost; nothing may be in the making."""
+        self.cache.storage.recover()
+        self.cache.storage.staging()
 
     def evict(self, index: int) -> None:
         """Take a segment out of a local cache; from the committer's thread, as ``commit``.

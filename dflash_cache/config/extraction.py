@@ -61,6 +61,13 @@ class ExtractConfig:
         None, help="Most that the cache folder may take, such as 500GB or 200GiB."
     )
 
+    engine: Literal["threads", "ray"] = option(
+        "threads", help="What runs the targets: threads here, or actors in a Ray cluster."
+    )
+    address: str | None = option(
+        None, help="Ray cluster to join, auto or HOST:PORT [RAY_ADDRESS, else one started here]."
+    )
+
     def __post_init__(self) -> None:
         require_positive(
             self, "segment_tokens", "batch_tokens", "readers", "writers", "limit", "max_seq_len",
@@ -72,6 +79,13 @@ class ExtractConfig:
         if not 0 <= self.max_dropped <= 1:
             raise ConfigError(f"--max-dropped {self.max_dropped}: a share of the rows, 0 to 1")
         _ = self.share_of_segments
+        if self.address is not None and self.engine != "ray":
+            raise ConfigError(f"--address {self.address}: only --engine ray has a cluster")
+        if self.address is not None and self.address.startswith("ray://"):
+            raise ConfigError(
+                f"--address {self.address}: run the command on a machine of the cluster, with "
+                "--address auto"
+            )
 
     @property
     def share_of_segments(self) -> tuple[int, int]:

@@ -2,8 +2,9 @@
 
 from .arrivals import Arrivals
 from .channel import Cancelled, Channel, ChannelClosed
+from .descendants import descendants, ending
 from .heartbeat import repeating
-from .interrupt import Interrupted, stop_on_signals
+from .interrupt import Interrupted, keeping_handlers, stop_on_signals
 from .monitor import Monitor
 from .ordered import ordered_map
 from .pause import Pause
@@ -22,6 +23,9 @@ __all__ = [
     "Pipeline",
     "StageStatistics",
     "StageStuckError",
+    "descendants",
+    "ending",
+    "keeping_handlers",
     "ordered_map",
     "process_map",
     "repeating",

@@ -1,6 +1,7 @@
 """Ctrl-C and SIGTERM as an exception in the main thread, once."""
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -12,6 +13,23 @@ class Interrupted(BaseException):
     def __init__(self, signal_number: int) -> None:
         super().__init__(signal.Signals(signal_number).name)
         self.exit_code = 128 + signal_number
+
+
+@contextmanager
+def keeping_handlers() -> Iterator[None]:
+    """Put back the handlers of SIGINT and SIGTERM that a library replaces in the block.
+
+    Only the main thread has any.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -136,6 +136,12 @@ class Pipeline:
         for abortable in abortables:
             abortable.abort()
 
+    @property
+    def failure(self) -> BaseException | None:
+        """The first failure, for who waits outside the stages; None where there is none."""
+        with self._lock:
+            return self._errors[0] if self._errors else None
+
     def check(self) -> None:
         """Raise ``Cancelled`` if the pipeline is stopping: a border inside long work."""
         if self._cancelled:

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +13,8 @@ from dflash_cache.config import ExtractConfig
 from dflash_cache.errors import ConfigError, DataError
 from dflash_cache.pipeline import Pipeline, StageStatistics
 from dflash_cache.settings import to_json
-from dflash_cache.target import LayerCapture
 
+from .cluster import connected
 from .critical import critical_stage, stages_and_channels
 from .disk import DiskNeed, disk_need
 from .dropped import DroppedRows
@@ -31,6 +31,7 @@ from .preparation import (
 from .progress import OnProgress, ignore
 from .room import RollingRoom, Room, RoomUntilFull
 from .shown import shown_bytes
+from .workers import ThreadWorkers, Workers, closing_all
 
 
 def extract(config: ExtractConfig, on_progress: OnProgress = ignore) -> dict[str, Any]:
@@ -42,9 +43,10 @@ def extract(config: ExtractConfig, on_progress: OnProgress = ignore) -> dict[str
     {name: {capacity, depth}}.
     """
     began = time.perf_counter()
-    preparation = prepare(config)
-    with extracting(preparation, on_progress) as (cache, pipeline, _):
-        pipeline.start()
+    with connected(config):
+        preparation = prepare(config)
+        with extracting(preparation, on_progress) as (cache, pipeline, _):
+            pipeline.start()
     return extract_report(preparation, cache, pipeline.statistics, time.perf_counter() - began)
 
 
@@ -71,20 +73,28 @@ def extracting(
     require_room(preparation, cache, need)
     if cache is not None:
         DroppedRows(preparation, cache)  # before a target is loaded
-    with storage.lock():
-        captures = load_captures(preparation)
-        cache = _lay_out(preparation, captures)
-        try:
-            with Pipeline("extract") as pipeline:
-                writer = CacheWriter(cache)
-                room = _room(pipeline, preparation, cache, passes) if need.exceeds_limit else None
-                extraction = Extraction(pipeline, preparation, writer, captures, room, on_progress)
-                yield cache, pipeline, extraction
-            if room is None:  # else the cache may be no whole one
-                _require_sequences(cache)
-        finally:
-            for capture in captures.values():
-                capture.close()
+    with storage.lock(), _workers(preparation) as workers:
+        cache = _lay_out(preparation, workers)
+        with Pipeline("extract") as pipeline:
+            writer = CacheWriter(cache)
+            room = _room(pipeline, preparation, cache, passes) if need.exceeds_limit else None
+            extraction = Extraction(pipeline, preparation, writer, workers, room, on_progress)
+            yield cache, pipeline, extraction
+        if room is None:  # else the cache may be no whole one
+            _require_sequences(cache)
+
+
+@contextmanager
+def _workers(preparation: Preparation) -> Iterator[Workers]:
+    """What the settings name, with targets loaded or on the way."""
+    if preparation.config.engine == "ray":
+        from .actors import ActorWorkers
+
+        with ActorWorkers(preparation) as workers:
+            yield workers
+        return
+    with closing_all(load_captures(preparation)) as captures:
+        yield ThreadWorkers(preparation, captures)
 
 
 def _is_left(preparation: Preparation, cache: Cache) -> bool:
@@ -129,7 +139,7 @@ def _require_sequences(cache: Cache) -> None:
         )
 
 
-def _lay_out(preparation: Preparation, captures: Mapping[str, LayerCapture]) -> Cache:
+def _lay_out(preparation: Preparation, workers: Workers) -> Cache:
     """The cache with these settings' dataset part in it, made or extended if need be."""
     config, cache = preparation.config, open_matching(preparation)
     settings = json.loads(to_json(replace(config, data=config.data.absolute())))
@@ -137,7 +147,7 @@ def _lay_out(preparation: Preparation, captures: Mapping[str, LayerCapture]) -> 
         settings["target"] = str(Path(config.target).absolute())
     part = PlannedPart(segments=preparation.plan, dropped=preparation.survey.dropped)
     if cache is None:
-        target = next(iter(captures.values())).target.parts()
+        target = workers.target_parts()
         return Cache.create(preparation.storage, preparation.spec, settings, target, part)
     if part_in(preparation, cache) is None:
         cache.append(spec_to_be(preparation, cache), settings, part)

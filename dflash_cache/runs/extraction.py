@@ -1,52 +1,22 @@
-"""The stages of phase one: readers, a target worker a device, writers, one committer."""
+"""The stages of phase one: readers, workers that make segments, one committer."""
 
 import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
-from dflash_cache.cache import Cache, CacheWriter, SegmentWriter, segment_bytes
-from dflash_cache.data import plan_batches
+from dflash_cache.cache import Cache, CacheWriter, segment_bytes
 from dflash_cache.pipeline import Arrivals, Channel, Pipeline
-from dflash_cache.target import (
-    BatchCapture,
-    LayerCapture,
-    StagingBuffer,
-    Target,
-    capture_batch,
-)
-from dflash_cache.types import CommittedSegment, SegmentPlan, TokenSequence
+from dflash_cache.target import LayerCapture, Target
+from dflash_cache.types import SegmentPlan
 
 from .dropped import DroppedRows
 from .preparation import Preparation, missing_segments
 from .progress import OnProgress, Progress
 from .room import Eviction, Room
+from .workers import FinishedSegment, ReadSegment, Workers
 
 ROWS_AHEAD = 2  # segments of token ids read ahead for each worker
-
-
-@dataclass(frozen=True, slots=True)
-class _ReadSegment:
-    plan: SegmentPlan
-    sequences: list[TokenSequence]
-
-
-@dataclass(frozen=True, slots=True)
-class _StagedBatch:
-    """A batch's hidden states in a staging buffer, on the way to its segment's writer."""
-
-    plan: SegmentPlan
-    buffer: StagingBuffer
-    capture: BatchCapture
-    last: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _FinishedSegment:
-    folder: Path
-    segment: CommittedSegment
 
 
 class Extraction:
@@ -57,7 +27,7 @@ class Extraction:
         pipeline: Pipeline,
         preparation: Preparation,
         writer: CacheWriter,
-        captures: dict[str, LayerCapture],
+        workers: Workers,
         room: Room | None,
         on_progress: OnProgress,
     ) -> None:
@@ -73,27 +43,16 @@ class Extraction:
         self.wall_s = 0.0  # from the start until the last segment was committed
         self.committed: Arrivals[int] = pipeline.arrivals("committed", cache.segments)
         config = preparation.config
-        workers = [captures[device] for device in preparation.devices]
-        rows: Channel[_ReadSegment] = pipeline.channel("rows", ROWS_AHEAD * len(workers))
-        lanes: list[Channel[_StagedBatch]] = [
-            pipeline.channel(f"staged-{index}", 2) for index in range(config.writers)
-        ]
-        self._free_lanes = pipeline.pool("free writers", lanes)
-        self._buffers = pipeline.pool("staging", self._staging(2 * len(workers) + config.writers))
-        finished: Channel[_FinishedSegment | Eviction] = pipeline.channel(
-            "finished", config.writers
-        )
+        rows: Channel[ReadSegment] = pipeline.channel("rows", ROWS_AHEAD * workers.num_workers)
+        finished: Channel[FinishedSegment | Eviction] = pipeline.channel("finished", config.writers)
         plans = self._plans(room, finished)
         for _ in range(config.readers):
             pipeline.spawn("read", partial(self._read, plans, rows), into=[rows])
-        for capture in workers:
-            pipeline.spawn("target", partial(self._capture, capture, rows), into=lanes)
-        for lane in lanes:
-            pipeline.spawn("write", partial(self._write, lane, finished), into=[finished])
+        workers.spawn(pipeline, writer, rows, finished)
         pipeline.spawn("commit", partial(self._commit, finished))
 
     def _plans(
-        self, room: Room | None, finished: Channel[_FinishedSegment | Eviction]
+        self, room: Room | None, finished: Channel[FinishedSegment | Eviction]
     ) -> Channel[SegmentPlan]:
         """The segments to extract: all that are missing, or those that ``room`` has room for."""
         plans: Channel[SegmentPlan]
@@ -112,51 +71,13 @@ class Extraction:
         self._pipeline.spawn("choose", choose, into=[plans, finished])
         return plans
 
-    def _staging(self, count: int) -> list[StagingBuffer]:
-        """Staging for one batch each."""
-        preparation = self._preparation
-        longest = int(preparation.survey.lengths.max())
-        largest = max(segment.num_tokens for segment in preparation.plan)
-        num_tokens = min(max(preparation.config.batch_tokens, longest), largest)
-        pinned = any(device.startswith("cuda") for device in preparation.devices)
-        spec = self._cache.spec
-        return [StagingBuffer.allocate(spec, num_tokens, pinned=pinned) for _ in range(count)]
-
-    def _read(self, plans: Iterable[SegmentPlan], rows: Channel[_ReadSegment]) -> None:
+    def _read(self, plans: Iterable[SegmentPlan], rows: Channel[ReadSegment]) -> None:
         for plan in plans:
             pairs = zip(plan.row_ids.tolist(), plan.lengths.tolist(), strict=True)
             sequences = [self._preparation.rows.sequence(row, length) for row, length in pairs]
-            rows.put(_ReadSegment(plan, sequences))
+            rows.put(ReadSegment(plan, sequences))
 
-    def _capture(self, capture: LayerCapture, rows: Channel[_ReadSegment]) -> None:
-        batch_tokens = self._preparation.config.batch_tokens
-        for read in rows:
-            lane = self._free_lanes.get()  # one writer a segment, so its batches stay in order
-            for batch in plan_batches(read.plan.lengths, batch_tokens):
-                buffer = self._buffers.get()
-                sequences = read.sequences[batch]
-                result = capture_batch(capture, sequences, buffer, self._pipeline.check)
-                last = batch.stop == len(read.sequences)
-                lane.put(_StagedBatch(read.plan, buffer, result, last))
-
-    def _write(
-        self, lane: Channel[_StagedBatch], finished: Channel[_FinishedSegment | Eviction]
-    ) -> None:
-        segment: _OpenSegment | None = None
-        try:
-            for staged in lane:
-                segment = segment or _OpenSegment(self._writer.segment(staged.plan))
-                segment.append(staged)
-                self._buffers.put(staged.buffer)
-                if staged.last:
-                    finished.put(segment.finish())
-                    segment = None
-                    self._free_lanes.put(lane)
-        finally:
-            if segment is not None:
-                segment.writer.abort()
-
-    def _commit(self, finished: Channel[_FinishedSegment | Eviction]) -> None:
+    def _commit(self, finished: Channel[FinishedSegment | Eviction]) -> None:
         """The only stage that changes what is in the cache."""
         segments = self._cache.segments
         tokens = sum(segment.num_tokens for segment in segments.values())
@@ -180,7 +101,7 @@ class Extraction:
                 )
             )
 
-    def _put_in_place(self, item: _FinishedSegment) -> None:
+    def _put_in_place(self, item: FinishedSegment) -> None:
         index = item.segment.index
         self._writer.commit(item.folder, item.segment)
         self.committed.add(index)
@@ -194,23 +115,6 @@ class Extraction:
         self._writer.evict(index)
         self.room.evicted(index)
         self.num_evicted += 1
-
-
-class _OpenSegment:
-    """A segment between its first and its last batch."""
-
-    def __init__(self, writer: SegmentWriter) -> None:
-        self.writer = writer
-        self._captures: list[BatchCapture] = []
-
-    def append(self, staged: _StagedBatch) -> None:
-        self.writer.append(*staged.buffer.arrays(staged.capture.num_tokens))
-        self._captures.append(staged.capture)
-
-    def finish(self) -> _FinishedSegment:
-        kept = [sequence for capture in self._captures for sequence in capture.kept]
-        dropped = [row for capture in self._captures for row in capture.dropped]
-        return _FinishedSegment(self.writer.folder, self.writer.finish(kept, dropped))
 
 
 def load_captures(preparation: Preparation) -> dict[str, LayerCapture]:

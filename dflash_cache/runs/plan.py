@@ -8,6 +8,7 @@ from dflash_cache.config import PlanConfig
 from dflash_cache.data import plan_batches
 from dflash_cache.errors import ConfigError
 
+from .cluster import connected
 from .disk import DiskNeed, disk_need
 from .preparation import Preparation, missing_segments, prepare
 from .probe import probe
@@ -21,7 +22,8 @@ def plan(config: PlanConfig) -> dict[str, Any]:
     padding (share of the target's work), bytes_estimated {codec: bytes}, free_bytes,
     max_disk_smallest, the least --max-disk that ``extract`` takes, and probe {..} on request.
     """
-    preparation = prepare(config)
+    with connected(config):
+        preparation = prepare(config)
     found, segments = preparation.survey, preparation.plan
     num_tokens = int(found.lengths.sum())
     batches = [

@@ -24,6 +24,7 @@ from dflash_cache.errors import ConfigError, DataError
 from dflash_cache.target import TargetShape, identify_target, resolve_target
 from dflash_cache.types import Int64Array, SegmentPlan
 
+from .cluster import placements
 from .devices import default_dtype, target_devices
 
 DEFAULT_CONTEXT_LAYERS = 5
@@ -51,7 +52,10 @@ def prepare(config: ExtractConfig, *, spare_last: bool = False) -> Preparation:
 
     ``spare_last`` leaves the last of several CUDA devices to training.
     """
-    devices = target_devices(config.devices, spare_last=spare_last)
+    if config.engine == "ray":
+        devices = placements(config.devices)
+    else:
+        devices = target_devices(config.devices, spare_last=spare_last)
     folder = resolve_target(config.target, config.revision, weights=_needs_weights(config))
     shape = TargetShape.load(folder, trust_remote_code=config.trust_remote_code)
     max_seq_len = _max_seq_len(config, shape)

@@ -122,6 +122,8 @@ def _extract_config(config: VerifyConfig, cache: Cache, number: int) -> ExtractC
         "max_disk": None,  # a repair fills no more than was there
         "max_dropped": 1.0,  # rows without finite states are no damage
         "devices": config.devices,
+        "engine": "threads",  # a repair is this machine's work
+        "address": None,
         "trust_remote_code": config.trust_remote_code,  # never because a cache says so
     }
     moved = {name: value for name in ("data", "target") if (value := getattr(config, name))}

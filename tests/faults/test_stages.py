@@ -7,7 +7,7 @@ import pytest
 from dflash_cache.cache import Cache, CacheWriter, SegmentWriter
 from dflash_cache.config import BothConfig
 from dflash_cache.data import TokenRows
-from dflash_cache.runs import extraction, train
+from dflash_cache.runs import train, workers
 from dflash_cache.runs.both import both
 from dflash_cache.runs.extract import extract
 from dflash_cache.train import DrafterStep, batches
@@ -21,7 +21,7 @@ class PlannedFaultError(Exception):
 # stage -> where it is made to fail (owner, name of the function)
 STAGES = {
     "read": (TokenRows, "sequence"),
-    "target": (extraction, "capture_batch"),
+    "target": (workers, "capture_batch"),
     "write": (SegmentWriter, "append"),
     "finish": (SegmentWriter, "finish"),
     "commit": (CacheWriter, "commit"),
