@@ -18,7 +18,7 @@ from dflash_cache.errors import ConfigError, DataError
 from dflash_cache.pipeline import Channel, Pipeline
 from dflash_cache.settings import flag_of, to_json
 
-from .answering import Record, RowAnswering
+from .answering import Answering, Record, RowAnswering
 from .asked_target import asked_target
 from .journal import Journal
 from .progress import OnProgress, Progress, ignore
@@ -37,8 +37,7 @@ def regenerate(config: RegenerateConfig, on_progress: OnProgress = ignore) -> di
     same command goes on. Once all is done it returns the report that is there.
     """
     began = time.monotonic()
-    files = ChatFiles.find(config.data)
-    made_from = _made_from(config, files)
+    made_from = _made_from(config, ChatFiles.find(config.data))
     unfinished = config.out.with_name(f".{config.out.name}.unfinished")
     if (report := _finished(config, made_from)) is not None:
         remove_tree(unfinished)  # of a process that was killed behind the last step
@@ -50,17 +49,7 @@ def regenerate(config: RegenerateConfig, on_progress: OnProgress = ignore) -> di
             remove_tree(unfinished)
             return report
         made_from["settings"]["model"] = model
-        work = RowAnswering(
-            target=target,
-            seed=config.seed,
-            last_turn_only=config.last_turn_only,
-            drop_refused=config.on_refused == "drop",
-        )
-        with closing(Journal(unfinished / "journal")) as journal:
-            resumed = len(journal)
-            _require_same(unfinished / "begun.json", made_from, config.out, bound=bool(resumed))
-            _answer_rows(config, work, journal, on_progress)
-            tally = _write(journal, unfinished / "chats.jsonl", config.data)
+        tally, resumed = _answered(config, target, made_from, unfinished, on_progress)
         report = tally.report() | {
             "resumed": resumed,
             "model": model,
@@ -69,6 +58,27 @@ def regenerate(config: RegenerateConfig, on_progress: OnProgress = ignore) -> di
         }
         _finish(config, made_from | {"report": report}, unfinished)
     return report
+
+
+def _answered(
+    config: RegenerateConfig,
+    target: Answering,
+    made_from: Mapping[str, Any],
+    unfinished: Path,
+    on_progress: OnProgress,
+) -> tuple["_Tally", int]:
+    """Write all chats below ``unfinished``; how many rows earlier starts had done."""
+    work = RowAnswering(
+        target=target,
+        seed=config.seed,
+        last_turn_only=config.last_turn_only,
+        drop_refused=config.on_refused == "drop",
+    )
+    with closing(Journal(unfinished / "journal")) as journal:
+        resumed = len(journal)
+        _require_same(unfinished / "begun.json", made_from, config.out, bound=bool(resumed))
+        _answer_rows(config, work, journal, on_progress)
+        return _write(journal, unfinished / "chats.jsonl", config.data), resumed
 
 
 def _answer_rows(
