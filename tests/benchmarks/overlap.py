@@ -1,6 +1,6 @@
 """``both --overlap`` against the longer of its phases, on devices that only sleep; and for real.
 
-    python tests/benchmarks/overlap.py [--batches 300] [--scale 0.01667] [--rounds 3] [--folder DIR]
+    python tests/benchmarks/overlap.py [--batches 600] [--scale 0.01667] [--rounds 3] [--folder DIR]
         [--only bound_by_target bound_by_drafter demo]
 
 ``bound_by_target``: three targets of 12 s a batch and a drafter of 3 s a batch;
@@ -147,7 +147,7 @@ def demo_report(arguments: argparse.Namespace) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--batches", type=int, default=300)
+    parser.add_argument("--batches", type=int, default=600)
     parser.add_argument("--scale", type=float, default=1 / 60)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rows", type=int, default=200, help="of the demo")
