@@ -45,7 +45,10 @@ class TokenRows:
             if split is not None:
                 raise ConfigError(f"--split {split}: {path} has no splits")
             return cls(_read_files(path), limit)
-        dataset = datasets.load_from_disk(str(path))
+        try:
+            dataset = datasets.load_from_disk(str(path))
+        except IndexError as error:  # it finds no table to join
+            raise DataError(f"--data {path}: the dataset is empty") from error
         if isinstance(dataset, Mapping):
             dataset = _choose_split(dataset, split, path)
         elif split is not None:

@@ -1,6 +1,7 @@
 """The Ray cluster that an extraction runs on."""
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -8,6 +9,8 @@ from typing import Any
 from dflash_cache.config import ExtractConfig
 from dflash_cache.errors import ConfigError
 from dflash_cache.pipeline import descendants, ending, keeping_handlers
+
+REACHABLE_S = 10.0
 
 
 def import_ray() -> Any:
@@ -50,7 +53,19 @@ def connected(config: ExtractConfig) -> Iterator[None]:
             ray.shutdown()
 
 
+def _require_reachable(address: str) -> None:
+    """``ConfigError`` if nothing listens at HOST:PORT, for which Ray would wait without a word."""
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal()):
+        return  # Ray knows other forms, and says what is wrong with them
+    try:
+        socket.create_connection((host, int(port)), REACHABLE_S).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"--address {address}: no Ray cluster answers there: {error}") from error
+
+
 def _connect(ray: Any, address: str) -> None:
+    _require_reachable(address)
     started_here = {"include_dashboard": False} if address == "local" else {}
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", **started_here)

@@ -93,8 +93,8 @@ def _answer(completion: Any) -> Answer:
         message = {"role": "assistant", "content": content}
         reasoning = next((given[name] for name in _REASONING if given.get(name)), None)
         num_tokens = int((completion.get("usage") or {}).get("completion_tokens") or 0)
-        truncated = choice.get("finish_reason") == "length"
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        truncated = choice.get("finish_reason") in ("length", "content_filter")
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise ServerError(
             f"the server answers {str(completion)[:200]}, which is no chat completion. Is this the "
             "address of an OpenAI-compatible server?"

@@ -39,6 +39,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from smollm2_target import write_target
 
+MASK_TOKEN = 3  # <repo_name>, which no chat uses; the tokenizer has no mask token
+
 
 def corpus_prompts(count: int) -> list[str]:
     """First lines of the conversations, over all subjects in turn, each once."""
@@ -90,6 +92,7 @@ def commands(folder: Path, arguments: argparse.Namespace) -> dict[str, Callable[
             TrainConfig(
                 cache=str(folder / "cache"), out=folder / "run", device="cpu", draft_layers=2,
                 block_size=8, anchors=16, batch_size=4, holdout=8, lr=1e-3, steps=arguments.steps,
+                mask_token_id=MASK_TOKEN,
             )
         ),
         "evaluate": lambda: evaluate(

@@ -285,3 +285,9 @@ def test_null_and_empty_rows_of_a_jsonl_file_keep_their_numbers(tmp_path):
     rows = [{"input_ids": None, "loss_mask": None}, ROWS[0], {"input_ids": [], "loss_mask": []}]
     (tmp_path / "rows.jsonl").write_text(as_jsonl([*rows, ROWS[1]]))
     assert surveyed(TokenRows.open(tmp_path / "rows.jsonl")).row_ids.tolist() == [1, 3]
+
+
+def test_a_saved_dataset_of_no_rows_is_said_to_be_empty(tmp_path):
+    datasets.Dataset.from_list([]).save_to_disk(tmp_path / "none")
+    with pytest.raises(DataError, match="none: the dataset is empty"):
+        TokenRows.open(tmp_path / "none")
