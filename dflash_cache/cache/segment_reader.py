@@ -75,7 +75,7 @@ class SegmentReader:
             offsets=np.array([0, *accumulate(lengths)], np.int64),
             input_ids=taken(self._ids, runs),
             loss_mask=taken(self._mask, runs),
-            hidden_TKH=hidden[:num_tokens],
+            hidden_TKH=hidden,
             scales_TK=None if self._scales is None else taken(self._scales, runs),
         )
 

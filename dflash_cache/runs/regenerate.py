@@ -37,7 +37,8 @@ def regenerate(config: RegenerateConfig, on_progress: OnProgress = ignore) -> di
     same command goes on. Once all is done it returns the report that is there.
     """
     began = time.monotonic()
-    made_from = _made_from(config, ChatFiles.find(config.data))
+    files = ChatFiles.find(config.data)
+    made_from = _made_from(config, files)
     unfinished = config.out.with_name(f".{config.out.name}.unfinished")
     if (report := _finished(config, made_from)) is not None:
         remove_tree(unfinished)  # of a process that was killed behind the last step
@@ -49,7 +50,7 @@ def regenerate(config: RegenerateConfig, on_progress: OnProgress = ignore) -> di
             remove_tree(unfinished)
             return report
         made_from["settings"]["model"] = model
-        tally, resumed = _answered(config, target, made_from, unfinished, on_progress)
+        tally, resumed = _answered(config, files, target, made_from, unfinished, on_progress)
         report = tally.report() | {
             "resumed": resumed,
             "model": model,
@@ -62,6 +63,7 @@ def regenerate(config: RegenerateConfig, on_progress: OnProgress = ignore) -> di
 
 def _answered(
     config: RegenerateConfig,
+    files: ChatFiles,
     target: Answering,
     made_from: Mapping[str, Any],
     unfinished: Path,
@@ -77,15 +79,19 @@ def _answered(
     with closing(Journal(unfinished / "journal")) as journal:
         resumed = len(journal)
         _require_same(unfinished / "begun.json", made_from, config.out, bound=bool(resumed))
-        _answer_rows(config, work, journal, on_progress)
+        _answer_rows(config, files, work, journal, on_progress)
         return _write(journal, unfinished / "chats.jsonl", config.data), resumed
 
 
 def _answer_rows(
-    config: RegenerateConfig, work: RowAnswering, journal: Journal, on_progress: OnProgress
+    config: RegenerateConfig,
+    files: ChatFiles,
+    work: RowAnswering,
+    journal: Journal,
+    on_progress: OnProgress,
 ) -> None:
     """Let the target answer every row that is not in ``journal``, and record it there."""
-    files = ChatFiles.find(config.data)
+    num_bytes = max(1, files.num_bytes)
     workers = config.concurrency if config.server else 1
     with Pipeline("regenerate") as pipeline:
         pipeline.register(work.target)
@@ -107,7 +113,7 @@ def _answer_rows(
         pipeline.start()
         for group in _groups(answered):
             journal.append([record for record, _ in group])
-            percent = 100 * max(done for _, done in group) // max(1, files.num_bytes)
+            percent = 100 * max(done for _, done in group) // num_bytes
             figures = {"rows": f"{len(journal):,}"}
             on_progress(
                 Progress(phase="regenerate", done=percent, total=100, unit="%", figures=figures)
@@ -187,10 +193,9 @@ def _record_file(out: Path) -> Path:
 
 def _made_from(config: RegenerateConfig, files: ChatFiles) -> dict[str, Any]:
     """What a later start must agree with to go on: the settings, the files, a target run here."""
-    stats = [(file, file.stat()) for file in files.files]
     made_from: dict[str, Any] = {
         "settings": json.loads(to_json(config)),
-        "files": [[file.name, stat.st_size, stat.st_mtime_ns] for file, stat in stats],
+        "files": files.stamps(),
     }
     if config.target is not None:
         from dflash_cache.target import identify_target

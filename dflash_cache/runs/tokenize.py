@@ -55,7 +55,7 @@ def tokenize(config: TokenizeConfig, on_progress: OnProgress = ignore) -> dict[s
     )
     template = work.start().template  # what is wrong with it shows now
     with _unfinished(config.out) as folder:
-        report = _write(config, work, folder, on_progress) | {
+        report = _write(config, files, work, folder, on_progress) | {
             "mask_from": "generation marks" if template and template.has_marks else "turns",
             "out": str(config.out),
             "wall_s": round(time.monotonic() - began, 3),
@@ -100,18 +100,22 @@ def _tokenizer_parts(config: TokenizeConfig) -> TokenizerParts:
 
 
 def _write(
-    config: TokenizeConfig, work: Tokenization, folder: Path, on_progress: OnProgress
+    config: TokenizeConfig,
+    files: ChatFiles,
+    work: Tokenization,
+    folder: Path,
+    on_progress: OnProgress,
 ) -> dict[str, Any]:
-    files = ChatFiles.find(config.chats)
     tally, duplicates = TokenTally(), Duplicates() if config.deduplicate else None
-    useful = 1 + files.num_bytes // WORKER_BYTES
+    num_bytes = files.num_bytes
+    useful = 1 + num_bytes // WORKER_BYTES
     workers = config.workers or min(useful, MOST_WORKERS, os.cpu_count() or 1)
     with TokenFiles(folder) as writer:
         for batch in process_map(work.start, _batches(files, config.limit), workers=workers):
             unique = duplicates.without(batch, tally.num_rows) if duplicates else batch
             writer.write(unique)
             tally.add(unique)
-            on_progress(_progress(tally, batch, files.num_bytes))
+            on_progress(_progress(tally, batch, num_bytes))
         if not tally.num_tokens:
             raise DataError(
                 f"{config.chats}: none of {tally.num_rows} rows can be trained on: "
@@ -144,10 +148,9 @@ def _progress(tally: TokenTally, batch: TokenBatch, num_bytes: int) -> Progress:
 def _made_from(config: TokenizeConfig, files: ChatFiles, parts: TokenizerParts) -> dict[str, Any]:
     """What a later start must agree with to find its work done."""
     settings = json.loads(to_json(config))
-    stats = [(file, file.stat()) for file in files.files]
     return {
         "settings": {name: value for name, value in settings.items() if name not in _FREE},
-        "files": [[file.name, stat.st_size, stat.st_mtime_ns] for file, stat in stats],
+        "files": files.stamps(),
         "tokenizer_hash": hashlib.sha256(parts.tokenizer_json.encode()).hexdigest(),
         "chat_template_hash": hashlib.sha256((parts.chat_template or "").encode()).hexdigest(),
     }
