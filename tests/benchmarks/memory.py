@@ -16,6 +16,7 @@ import tempfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ from dflash_cache.cache.shard import CHUNKS_AT_ONCE
 from dflash_cache.cache.shard_reader import REQUEST_BYTES
 from dflash_cache.config import ExtractConfig, TrainConfig
 from dflash_cache.pipeline import Pipeline
-from dflash_cache.runs import extraction
+from dflash_cache.runs import workers
 from dflash_cache.runs.extract import extract
 from dflash_cache.sizes import ByteCount
 from dflash_cache.target import BatchCapture
@@ -118,8 +119,10 @@ def main() -> None:
     parser.add_argument("--batch-tokens", type=int, default=2048)
     parser.add_argument("--folder", type=Path, default=None)
     options = parser.parse_args()
-    extraction.capture_batch = staged_block
-    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+    with (
+        mock.patch.object(workers, "capture_batch", staged_block),
+        tempfile.TemporaryDirectory(dir=options.folder) as name,
+    ):
         config = settings(Path(name), options)
         written = write(config)
         training = TrainConfig(
