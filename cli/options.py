@@ -83,7 +83,7 @@ def _one_of(name: str, argument: Any, flag: Any) -> Any:
 
 def _parameter(item: Any, hint: Any) -> inspect.Parameter:
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    kind = next(each for each in kinds if each is not NoneType)
+    kind, *words = (each for each in kinds if each is not NoneType)
     text = item.metadata["help"]
     if item.default not in (MISSING, None, (), ""):
         text += f" [{item.default}]"
@@ -100,7 +100,7 @@ def _parameter(item: Any, hint: Any) -> inspect.Parameter:
         )
     if kind is bool:
         return _keyword(item.name, bool | None, f"{flag}/--no-{flag[2:]}", text)
-    if kind is ByteCount:
+    if kind is ByteCount or words:
         return _keyword(item.name, str | None, flag, text)
     if get_origin(kind) is tuple:
         return _keyword(

@@ -35,7 +35,8 @@ def _rows_and_tokens(report: Report) -> dict[str, str]:
 def plan_tables(report: Report, codec: str) -> list[Table]:
     rows = _rows_and_tokens(report) | {
         "segments": f"{report['segments']:,}",
-        "target batches": f"{report['batches']:,}, {report['padding']:.1%} padding",
+        "target batches": f"{report['batches']:,} of up to {report['batch_tokens']:,} tokens, "
+        f"{report['padding']:.1%} padding",
     }
     for name, size in report["bytes_estimated"].items():
         chosen = " (chosen)" if name == codec else ""

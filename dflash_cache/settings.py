@@ -118,7 +118,9 @@ def _coerce(name: str, value: Any, hint: Any) -> Any:
     accepted = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     if value is None and NoneType in accepted:
         return None
-    kind = next(each for each in accepted if each is not NoneType)
+    kind, *words = (each for each in accepted if each is not NoneType)
+    if words:
+        return _number_or_word(name, value, get_args(words[0]))
     origin = get_origin(kind)
     if origin is Literal and value in get_args(kind):
         return value
@@ -136,6 +138,15 @@ def _coerce(name: str, value: Any, hint: Any) -> Any:
         return value
     expected = " | ".join(map(str, get_args(kind))) if origin is Literal else _name_of(kind)
     raise ConfigError(f"{flag_of(name)} {value!r}: expected {expected}")
+
+
+def _number_or_word(name: str, value: Any, words: tuple[str, ...]) -> int | str:
+    """``value``, which may be written as text, for a hint such as ``int | Literal["auto"]``."""
+    if value in words or type(value) is int:
+        return value  # type: ignore[no-any-return]
+    if isinstance(value, str) and value.isdecimal():
+        return int(value)
+    raise ConfigError(f"{flag_of(name)} {value!r}: expected a number or {' | '.join(words)}")
 
 
 def _name_of(kind: Any) -> str:

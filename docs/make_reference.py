@@ -146,7 +146,9 @@ def _row(item: Field[Any], hint: Any) -> str:
 
 def _value(hint: Any) -> str:
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    kind = next(each for each in kinds if each is not NoneType)
+    kind, *words = (each for each in kinds if each is not NoneType)
+    if words:
+        return " or ".join([TYPE_NAMES[kind], *(f"`{word}`" for word in get_args(words[0]))])
     if kind is bool:
         return "switch"
     if get_origin(kind) is Literal:

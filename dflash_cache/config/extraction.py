@@ -49,7 +49,12 @@ class ExtractConfig:
     on_bad_row: OnBadRow = option("fail", help=ON_BAD_ROW)
     max_dropped: float = option(0.1, help="Stop at a larger share of rows with non-finite states.")
     segment_tokens: int = option(16384, help="Size of a segment, the unit of commit [tokens].")
-    batch_tokens: int = option(8192, help="Most padded tokens in a target's batch [tokens].")
+    batch_tokens: int | Literal["auto"] = option(
+        8192,
+        help="Most padded tokens in a target's batch [tokens]; auto tries sizes on the target, and "
+        "takes the fastest that fits.",
+    )
+    compile: bool = option(False, help="Compile the target's layers with torch.compile.")
     readers: int = option(2, help="Threads that read rows.")
     writers: int = option(4, help="Threads that write segments.")
     plan_seed: int = option(0, help="Seed of the order of extraction.")
@@ -70,15 +75,21 @@ class ExtractConfig:
 
     def __post_init__(self) -> None:
         require_positive(
-            self, "segment_tokens", "batch_tokens", "readers", "writers", "limit", "max_seq_len",
-            "max_disk",
+            self, "segment_tokens", "readers", "writers", "limit", "max_seq_len", "max_disk",
         )  # fmt: skip
+        if self.batch_tokens != "auto":
+            require_positive(self, "batch_tokens")
         require_not_negative(self, "plan_seed")
         if self.max_disk is not None and "://" in str(self.cache):
             raise ConfigError(f"--max-disk {self.max_disk}: --cache {self.cache} is no folder")
         if not 0 <= self.max_dropped <= 1:
             raise ConfigError(f"--max-dropped {self.max_dropped}: a share of the rows, 0 to 1")
         _ = self.share_of_segments
+        if self.batch_tokens == "auto" and self.engine == "ray":
+            raise ConfigError(
+                "--batch-tokens auto: actors take a number. `dflash-cache plan --probe "
+                "--batch-tokens auto` on one of their machines finds it"
+            )
         if self.address is not None and self.engine != "ray":
             raise ConfigError(f"--address {self.address}: only --engine ray has a cluster")
         if self.address is not None and self.address.startswith("ray://"):
@@ -104,3 +115,8 @@ class PlanConfig(ExtractConfig):
     probe: bool = option(
         False, help="Load the target and time a few batches, for how long the extraction takes."
     )
+
+    def __post_init__(self) -> None:
+        ExtractConfig.__post_init__(self)  # a class with slots has no super() without arguments
+        if self.batch_tokens == "auto" and not self.probe:
+            raise ConfigError("--batch-tokens auto: tries the target, so it needs --probe")

@@ -29,6 +29,7 @@ class ActorJob:
     revision: str | None
     trust_remote_code: bool
     devices: str
+    compile: bool
     batching: Batching
     cache: str
 
@@ -60,6 +61,7 @@ class SegmentActor:
             dtype=spec.dtype,
             device=job.devices,
             trust_remote_code=job.trust_remote_code,
+            compiled=job.compile,
         )
         capture = LayerCapture(target, spec.target_layer_ids, keep_last=spec.keep_last)
         self._target = target

@@ -160,12 +160,14 @@ class ActorWorkers:
         self._lost_error: type[Exception] = import_ray().exceptions.RayActorError
         self._preparation = preparation
         self.num_workers = len(preparation.devices)
+        assert preparation.config.batch_tokens != "auto"  # the configuration refuses it
+        self.batch_tokens: int = preparation.config.batch_tokens
         self._monitor = Monitor("actors")
         self._placements: list[Placement] = []
 
     def __enter__(self) -> Self:
         for number, devices in enumerate(self._preparation.devices, start=1):
-            job = _job(self._preparation, number, devices)
+            job = _job(self._preparation, self.batch_tokens, number, devices)
             self._placements.append(Placement(self._monitor, job, num_gpus(devices)))
         return self
 
@@ -265,7 +267,7 @@ class ActorWorkers:
                 statistics.setdefault(name, StageStatistics()).add(each)
 
 
-def _job(preparation: Preparation, number: int, devices: str) -> ActorJob:
+def _job(preparation: Preparation, batch_tokens: int, number: int, devices: str) -> ActorJob:
     config = preparation.config
     local = Path(config.target).is_dir()
     return ActorJob(
@@ -275,6 +277,7 @@ def _job(preparation: Preparation, number: int, devices: str) -> ActorJob:
         revision=config.revision,
         trust_remote_code=config.trust_remote_code,
         devices=devices_of(devices),
-        batching=Batching.of(preparation),
+        compile=config.compile,
+        batching=Batching.of(preparation, batch_tokens),
         cache=config.cache if "://" in str(config.cache) else str(Path(config.cache).absolute()),
     )

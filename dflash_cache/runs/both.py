@@ -58,11 +58,11 @@ def _in_turn(
 ) -> dict[str, Any]:
     began = time.perf_counter()
     require_whole(preparation, disk_need(preparation, found))
-    with extracting(preparation, on_progress) as (cache, pipeline, _):
+    with extracting(preparation, on_progress) as (cache, pipeline, extraction):
         pipeline.start()
     wall_s = time.perf_counter() - began
-    report = extract_report(preparation, cache, pipeline.statistics, wall_s)
-    del pipeline  # and its staging buffers, before training
+    report = extract_report(preparation, cache, extraction, pipeline.statistics, wall_s)
+    del pipeline, extraction  # and its staging buffers, before training
     trained = train(config.train, on_progress)
     keep_outcome(config.train.out, {"extract": report})
     return {"extract": report, "train": trained}
@@ -93,7 +93,7 @@ def _overlapped(
     extract_s = extraction.wall_s if extraction else 0.0
     num_evicted = extraction.num_evicted if extraction else 0
     report = {
-        "extract": extract_report(preparation, cache, others, extract_s)
+        "extract": extract_report(preparation, cache, extraction, others, extract_s)
         | {"segments_evicted": num_evicted},
         "train": run.report(statistics, wall_s),
     }

@@ -38,16 +38,18 @@ def extract(config: ExtractConfig, on_progress: OnProgress = ignore) -> dict[str
     """Fill the cache; an unfinished one is resumed and a finished one left as it is.
 
     Returns the report: sequences, tokens, truncated, dropped {reason: rows}, bytes_raw,
-    bytes_stored, segments_missing (not extracted, for the disk budget was reached), wall_s,
+    bytes_stored, batch_tokens (of this run; None if nothing was left to do), segments_missing (not
+    extracted, for the disk budget was reached), wall_s,
     critical_stage, critical_share, stages {name: {busy_s, starved_s, blocked_s}}, channels
     {name: {capacity, depth}}.
     """
     began = time.perf_counter()
     with connected(config):
         preparation = prepare(config)
-        with extracting(preparation, on_progress) as (cache, pipeline, _):
+        with extracting(preparation, on_progress) as (cache, pipeline, extraction):
             pipeline.start()
-    return extract_report(preparation, cache, pipeline.statistics, time.perf_counter() - began)
+    wall_s = time.perf_counter() - began
+    return extract_report(preparation, cache, extraction, pipeline.statistics, wall_s)
 
 
 @contextmanager
@@ -157,6 +159,7 @@ def _lay_out(preparation: Preparation, workers: Workers) -> Cache:
 def extract_report(
     preparation: Preparation,
     cache: Cache,
+    extraction: Extraction | None,
     statistics: dict[str, StageStatistics],
     wall_s: float,
 ) -> dict[str, Any]:
@@ -168,6 +171,7 @@ def extract_report(
         "dropped": dropped_by_reason(cache),
         "bytes_raw": sum(segment.bytes_raw for segment in segments),
         "bytes_stored": sum(segment.bytes_stored for segment in segments),
+        "batch_tokens": extraction.batch_tokens if extraction else None,
         "segments_missing": cache.spec.first_segments[-1] - len(segments),
         "wall_s": round(wall_s, 3),
         **critical_stage(statistics),

@@ -39,6 +39,7 @@ class Extraction:
         self._on_progress = on_progress
         self._dropped = DroppedRows(preparation, cache)
         self._began = time.perf_counter()
+        self.batch_tokens = workers.batch_tokens
         self.num_evicted = 0
         self.wall_s = 0.0  # from the start until the last segment was committed
         self.committed: Arrivals[int] = pipeline.arrivals("committed", cache.segments)
@@ -127,6 +128,7 @@ def load_captures(preparation: Preparation) -> dict[str, LayerCapture]:
             dtype=spec.dtype,
             device=device,
             trust_remote_code=config.trust_remote_code,
+            compiled=config.compile,
         )
         captures[device] = LayerCapture(target, spec.target_layer_ids, keep_last=spec.keep_last)
     return captures

@@ -1,6 +1,8 @@
 """``plan``: what an extraction would make, and whether it fits, before any work."""
 
 from collections import Counter
+from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 from dflash_cache.cache import Cache, estimate_bytes
@@ -8,8 +10,10 @@ from dflash_cache.config import PlanConfig
 from dflash_cache.data import plan_batches
 from dflash_cache.errors import ConfigError
 
+from .batch_size import batch_tokens_of
 from .cluster import connected
 from .disk import DiskNeed, disk_need
+from .extraction import load_captures
 from .preparation import Preparation, missing_segments, prepare
 from .probe import probe
 from .shown import shown_bytes
@@ -18,33 +22,45 @@ from .shown import shown_bytes
 def plan(config: PlanConfig) -> dict[str, Any]:
     """Check dataset and settings and size the cache; without ``probe`` no target is loaded.
 
-    Returns the report: sequences, tokens, truncated, dropped {reason: rows}, segments, batches,
-    padding (share of the target's work), bytes_estimated {codec: bytes}, free_bytes,
+    Returns the report: sequences, tokens, truncated, dropped {reason: rows}, segments,
+    batch_tokens (what ``auto`` came to, if that is set), batches, padding (share of the target's
+    work), bytes_estimated {codec: bytes}, free_bytes,
     max_disk_smallest, the least --max-disk that ``extract`` takes, and probe {..} on request.
     """
     with connected(config):
         preparation = prepare(config)
+    if config.batch_tokens != "auto" and not config.probe:
+        return _sizes(preparation, config.batch_tokens)
+    # One target shows what several do, each on devices of its own.
+    (capture,) = load_captures(replace(preparation, devices=preparation.devices[:1])).values()
+    with closing(capture):
+        batch_tokens = batch_tokens_of(preparation, capture)
+        found = probe(preparation, capture, batch_tokens)
+    return _sizes(preparation, batch_tokens) | {"probe": found}
+
+
+def _sizes(preparation: Preparation, batch_tokens: int) -> dict[str, Any]:
     found, segments = preparation.survey, preparation.plan
     num_tokens = int(found.lengths.sum())
     batches = [
         segment.lengths[batch]
         for segment in segments
-        for batch in plan_batches(segment.lengths, config.batch_tokens)
+        for batch in plan_batches(segment.lengths, batch_tokens)
     ]
     padded = sum(int(lengths.max()) * len(lengths) for lengths in batches)
-    report = {
+    return {
         "sequences": len(found.row_ids),
         "tokens": num_tokens,
         "truncated": found.num_truncated,
         "dropped": dict(Counter(row.reason for row in found.dropped)),
         "segments": len(segments),
+        "batch_tokens": batch_tokens,
         "batches": len(batches),
         "padding": round(1 - num_tokens / padded, 4),
         "bytes_estimated": estimate_bytes(preparation.spec, num_tokens, len(segments)),
         "free_bytes": preparation.storage.free_bytes(),
         "max_disk_smallest": disk_need(preparation, None).smallest,
     }
-    return report | ({"probe": probe(preparation)} if config.probe else {})
 
 
 def require_room(preparation: Preparation, cache: Cache | None, need: DiskNeed) -> None:

@@ -1,23 +1,19 @@
 """How long an extraction will take: a few batches of the plan on the real target."""
 
-import time
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from dflash_cache.data import plan_batches
-from dflash_cache.target import LayerCapture, StagingBuffer, capture_batch
+from dflash_cache.target import LayerCapture
 from dflash_cache.types import Int64Array
 
-from .extraction import load_captures
+from .batch_size import batch_seconds
 from .preparation import Preparation
 
-ROUNDS = 2  # of each batch, after one to warm up; the faster one counts
 
-
-def probe(preparation: Preparation) -> dict[str, Any]:
-    """Load the target on the first device and run a short, a median and a long batch of the plan.
+def probe(preparation: Preparation, capture: LayerCapture, batch_tokens: int) -> dict[str, Any]:
+    """Run a short, a median and a long batch of the plan on ``capture``, on the first device.
 
     A batch takes its padded tokens times the seconds of one, which is interpolated by the length of
     its rows. Loading, reading and writing are not counted: the last two go on beside the target.
@@ -28,15 +24,12 @@ def probe(preparation: Preparation) -> dict[str, Any]:
     batches = [
         np.stack([segment.row_ids[part], segment.lengths[part]], axis=1)
         for segment in preparation.plan
-        for part in plan_batches(segment.lengths, preparation.config.batch_tokens)
+        for part in plan_batches(segment.lengths, batch_tokens)
     ]
     longest = np.array([rows[:, 1].max() for rows in batches])
     padded = longest * np.array([len(rows) for rows in batches])
     chosen = spread_batches(longest, padded)
-    single = replace(preparation, devices=preparation.devices[:1])
-    (capture,) = load_captures(single).values()
-    seconds = [_seconds(single, capture, batches[place]) for place in chosen.tolist()]
-    capture.close()
+    seconds = [batch_seconds(preparation, capture, batches[place]) for place in chosen.tolist()]
     token_s = np.interp(longest, longest[chosen], np.array(seconds) / padded[chosen])
     total_s = float((padded * token_s).sum())
     num_devices = len(set(preparation.devices))  # workers on one device share it
@@ -59,17 +52,3 @@ def spread_batches(longest: Int64Array, padded: Int64Array) -> Int64Array:
     chosen = by_length[[0, len(by_length) // 2, -1]]
     _, first = np.unique(longest[chosen], return_index=True)
     return chosen[first]
-
-
-def _seconds(preparation: Preparation, capture: LayerCapture, rows: Int64Array) -> float:
-    """Seconds for one batch (row ids and lengths [N, 2]), from ids to states on the host."""
-    sequences = [preparation.rows.sequence(row, length) for row, length in rows.tolist()]
-    pinned = preparation.devices[0].startswith("cuda")
-    num_tokens = int(rows[:, 1].sum())
-    staging = StagingBuffer.allocate(preparation.spec, num_tokens, pinned=pinned)
-    times = []
-    for _ in range(1 + ROUNDS):
-        began = time.perf_counter()
-        capture_batch(capture, sequences, staging, lambda: None)
-        times.append(time.perf_counter() - began)
-    return min(times[1:])

@@ -16,6 +16,7 @@ from dflash_cache.pipeline import Channel, Pipeline
 from dflash_cache.target import BatchCapture, LayerCapture, StagingBuffer, capture_batch
 from dflash_cache.types import CommittedSegment, SegmentPlan, TokenSequence
 
+from .batch_size import batch_tokens_of, num_buffers
 from .preparation import Preparation
 
 
@@ -42,8 +43,7 @@ class Batching:
     staging_tokens: int  # most tokens in one
 
     @classmethod
-    def of(cls, preparation: Preparation) -> "Batching":
-        batch_tokens = preparation.config.batch_tokens
+    def of(cls, preparation: Preparation, batch_tokens: int) -> "Batching":
         longest = int(preparation.survey.lengths.max())
         largest = max(segment.num_tokens for segment in preparation.plan)
         return cls(
@@ -57,6 +57,7 @@ class Workers(Protocol):
     """Spawns the stages between the channels ``rows`` and ``finished``."""
 
     num_workers: int  # with a target each
+    batch_tokens: int
 
     def target_parts(self) -> TargetParts:
         """What the cache keeps of the target."""
@@ -75,8 +76,9 @@ class ThreadWorkers:
     """The workers of this process."""
 
     def __init__(self, preparation: Preparation, captures: dict[str, LayerCapture]) -> None:
-        self._batching = Batching.of(preparation)
         self._captures = [captures[device] for device in preparation.devices]
+        self.batch_tokens = batch_tokens_of(preparation, self._captures[0])
+        self._batching = Batching.of(preparation, self.batch_tokens)
         self._writers = preparation.config.writers
         self.num_workers = len(self._captures)
 
@@ -140,7 +142,7 @@ class SegmentMaking:
         ]
         self._free_lanes = pipeline.pool("free writers", lanes)
         pinned = any(capture.target.device.type == "cuda" for capture in captures)
-        buffers = self._staging(2 * len(captures) + writers, pinned=pinned)
+        buffers = self._staging(num_buffers(len(captures), writers), pinned=pinned)
         self._buffers = pipeline.pool("staging", buffers)
         for capture in captures:
             pipeline.spawn("target", partial(self._capture, capture, rows), into=lanes)

@@ -21,6 +21,7 @@ from dflash_cache.cache import TargetParts
 from dflash_cache.errors import ConfigError, DataError
 from dflash_cache.types import Array, DtypeName
 
+from .compilation import compile_layers
 from .kernels import warn_of_slow_kernels
 from .layers import find_layers, require_causal
 from .placement import place
@@ -108,7 +109,13 @@ class Target:
 
     @classmethod
     def load(
-        cls, folder: Path, *, dtype: DtypeName, device: str, trust_remote_code: bool = False
+        cls,
+        folder: Path,
+        *,
+        dtype: DtypeName,
+        device: str,
+        trust_remote_code: bool = False,
+        compiled: bool = False,
     ) -> "Target":
         """Load frozen weights. A weight that the checkpoint lacks is an error, never random.
 
@@ -134,6 +141,8 @@ class Target:
         target.device = torch.device(device.split("+", maxsplit=1)[0])
         warn_of_slow_kernels(target.layers, device)
         require_causal(target.decoder, target.layers)
+        if compiled:
+            compile_layers(target.decoder, target.layers)
         return target
 
     @property

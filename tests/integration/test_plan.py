@@ -103,7 +103,7 @@ def test_a_probe_takes_a_short_a_median_and_a_long_batch_and_none_that_is_a_rest
 def test_a_probe_reckons_each_batch_by_its_length(monkeypatch):
     """Seconds a token grow with the length: the whole is the sum over all batches."""
     monkeypatch.setattr(
-        "dflash_cache.runs.probe._seconds",
+        "dflash_cache.runs.probe.batch_seconds",
         lambda preparation, capture, rows: float(len(rows) * rows[:, 1].max() * rows[:, 1].max()),
     )
     config = plan_config(probe=True, devices=("cpu",), batch_tokens=512)

@@ -69,6 +69,11 @@ COMMANDS: tuple[tuple[str, str], ...] = (
     ("Other layers than the cache's", f"{GOOD_EXTRACT} cache --target-layers 0,1"),
     ("A disk budget that is too small", f"{GOOD_EXTRACT} c --max-disk 10kB"),
     ("A value that cannot be", f"{GOOD_EXTRACT} c --batch-tokens 0"),
+    ("A word where a number is wanted", f"{GOOD_EXTRACT} c --batch-tokens many"),
+    (
+        "A batch size to try, and no target to try it on",
+        "plan --data good.parquet --target TARGET --batch-tokens auto",
+    ),
     ("A choice that is none", f"{GOOD_EXTRACT} c --codec gzip"),
     ("A flag that is none", f"{GOOD_EXTRACT} c --batch-token 5"),
     ("A flag that is missing", "extract --data good.parquet --cache c"),

@@ -184,6 +184,15 @@ def test_the_file_wins_over_the_defaults_and_flags_win_over_the_file(toml):
     assert config.batch_tokens == 8192
 
 
+@pytest.mark.parametrize("said", ["auto", "512"])
+def test_a_number_or_a_word_is_the_same_from_a_flag_and_a_file(said, toml):
+    expected = said if said == "auto" else int(said)
+    assert Parsed(ExtractConfig)(*EXTRACT, "--batch-tokens", said).batch_tokens == expected
+    written = f'"{said}"' if said == "auto" else said
+    file = toml(f"batch-tokens = {written}\n")
+    assert Parsed(ExtractConfig)(*EXTRACT, *file).batch_tokens == expected
+
+
 def test_required_settings_may_come_from_the_file(toml):
     config = Parsed(TrainConfig)(*toml('cache = "C"\nout = "O"\n'), "--out", "P")
     assert (config.cache, config.out) == ("C", Path("P"))

@@ -1,0 +1,104 @@
+"""How large a target's batches are: what ``--batch-tokens auto`` finds."""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from dflash_cache.errors import ConfigError
+from dflash_cache.target import LayerCapture, StagingBuffer, capture_batch
+from dflash_cache.types import Int64Array
+
+from .memory import host_bytes_left, peak_memory
+from .preparation import Preparation
+
+ROUNDS = 2  # of each batch, after one to warm up; the faster one counts
+WORTH = 1.03  # how much faster a batch twice as large must be, or it only takes memory
+SAFE_SHARE = 0.8  # of the memory that is left; other shapes, and fragments, may need the rest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchTrial:
+    """One size, tried on the target's device."""
+
+    num_tokens: int
+    tokens_per_s: float
+    memory_share: float  # the most, over device and host, of what was left there
+
+    def may_double(self) -> bool:
+        return 2 * self.memory_share <= SAFE_SHARE
+
+
+def batch_tokens_of(preparation: Preparation, capture: LayerCapture) -> int:
+    """``--batch-tokens``; for ``auto`` the fastest number of padded tokens that is safe.
+
+    Batches of the longest rows are tried, each twice as large as the one before, until the next
+    would take more than four fifths of the memory left, on device or host, or would be larger than
+    a segment, or is not 3 % faster. ``ConfigError`` if one row of that length is too much.
+    """
+    setting = preparation.config.batch_tokens
+    if setting != "auto":
+        return setting
+    largest = max(segment.num_tokens for segment in preparation.plan)
+    row = np.array([_longest_row(preparation)])
+    best = _trial(preparation, capture, row)
+    if best is None:
+        raise ConfigError(
+            f"--batch-tokens auto: {preparation.devices[0]} has too little memory for one row of "
+            f"{row[0, 1]} tokens; give a lower --max-seq-len, or more devices joined by +"
+        )
+    rows = np.repeat(row, 2, axis=0)
+    while best.may_double() and rows[:, 1].sum() <= largest:
+        found = _trial(preparation, capture, rows)
+        if found is None or found.tokens_per_s < WORTH * best.tokens_per_s:
+            break
+        best, rows = found, np.repeat(rows, 2, axis=0)
+    return best.num_tokens
+
+
+def num_buffers(num_workers: int, num_writers: int) -> int:
+    """Of staging: one that a worker fills and one more, and one that a writer empties."""
+    return 2 * num_workers + num_writers
+
+
+def _longest_row(preparation: Preparation) -> tuple[int, int]:
+    """Its row id and length."""
+    survey = preparation.survey
+    place = int(survey.lengths.argmax())
+    return int(survey.row_ids[place]), int(survey.lengths[place])
+
+
+def _trial(preparation: Preparation, capture: LayerCapture, rows: Int64Array) -> BatchTrial | None:
+    """None if a device has not the memory."""
+    num_tokens = int(rows[:, 1].sum())
+    try:
+        with peak_memory(preparation.devices[0]) as peaks:
+            seconds = batch_seconds(preparation, capture, rows)
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return None
+    num_workers, num_writers = len(preparation.devices), preparation.config.writers
+    staged = num_tokens * preparation.spec.stored_token_bytes
+    host_share = num_buffers(num_workers, num_writers) * staged / host_bytes_left()
+    device = preparation.devices[0]
+    share = preparation.devices.count(device) * max(peak.share for peak in peaks)
+    return BatchTrial(
+        num_tokens=num_tokens,
+        tokens_per_s=num_tokens / seconds,
+        memory_share=host_share + share if device == "cpu" else max(host_share, share),
+    )
+
+
+def batch_seconds(preparation: Preparation, capture: LayerCapture, rows: Int64Array) -> float:
+    """Seconds for one batch (row ids and lengths [N, 2]), from ids to states on the host."""
+    sequences = [preparation.rows.sequence(row, length) for row, length in rows.tolist()]
+    pinned = preparation.devices[0].startswith("cuda")
+    num_tokens = int(rows[:, 1].sum())
+    staging = StagingBuffer.allocate(preparation.spec, num_tokens, pinned=pinned)
+    times = []
+    for _ in range(1 + ROUNDS):
+        began = time.perf_counter()
+        capture_batch(capture, sequences, staging, lambda: None)
+        times.append(time.perf_counter() - began)
+    return min(times[1:])
