@@ -10,7 +10,7 @@ from .ordered import ordered_map
 from .pause import Pause
 from .pipeline import Pipeline, StageStuckError
 from .processes import process_map
-from .stage import StageStatistics
+from .stage import StageStatistics, waiting
 
 __all__ = [
     "Arrivals",
@@ -30,4 +30,5 @@ __all__ = [
     "process_map",
     "repeating",
     "stop_on_signals",
+    "waiting",
 ]

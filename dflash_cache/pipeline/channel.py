@@ -3,9 +3,9 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Generic, Literal, TypeVar
+from typing import Generic, TypeVar
 
-from .stage import note_taken, wait_until
+from .stage import WaitKind, note_taken, wait_until
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ class Channel(Generic[T]):
         capacity: int,
         *,
         items: Iterable[T] = (),
-        get_counts_as: Literal["starved", "blocked"] = "starved",
+        get_counts_as: WaitKind = "starved",
         size_of: Callable[[T], int] = lambda item: 1,  # noqa: ARG005
     ) -> None:
         if capacity < 1:

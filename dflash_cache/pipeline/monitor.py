@@ -3,10 +3,10 @@
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Literal, Self, TypeVar
+from typing import Self, TypeVar
 
 from .channel import Cancelled
-from .stage import wait_until
+from .stage import WaitKind, wait_until
 
 T = TypeVar("T")
 
@@ -32,9 +32,7 @@ class Monitor:
         self._changed.notify_all()
         self._changed.release()
 
-    def wait_for(
-        self, attempt: Callable[[], T | None], *, kind: Literal["starved", "blocked"]
-    ) -> T:
+    def wait_for(self, attempt: Callable[[], T | None], *, kind: WaitKind) -> T:
         """Call ``attempt``, again after each change, until it gives something; the holder calls.
 
         What the holder changed before is seen by the others first. ``Cancelled`` after ``abort``.

@@ -2,8 +2,12 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Literal
+
+WaitKind = Literal["starved", "blocked"]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -75,16 +79,22 @@ def note_taken(channel: str, capacity: int, held: int) -> None:
         statistics.note_depth(channel, capacity, 1, held)
 
 
-def wait_until(changed: threading.Condition, ready: Callable[[], bool], *, kind: str) -> None:
-    """Wait on ``changed`` (held by the caller) and count the time as ``starved`` or ``blocked``.
+def wait_until(changed: threading.Condition, ready: Callable[[], bool], *, kind: WaitKind) -> None:
+    """Wait on ``changed`` (held by the caller) and count the time as ``starved`` or ``blocked``."""
+    if not ready():
+        with waiting(kind):
+            changed.wait_for(ready)
 
-    A thread that is no stage, such as the main thread, waits all the same and is not counted.
+
+@contextmanager
+def waiting(kind: WaitKind) -> Iterator[None]:
+    """Count the time of the block for the calling thread's stage, as a wait.
+
+    A thread that is no stage, such as the main thread, is not counted.
     """
-    if ready():
-        return
     began = time.perf_counter()
     try:
-        changed.wait_for(ready)
+        yield
     finally:
         waited_s = time.perf_counter() - began
         statistics: StageStatistics | None = getattr(_current, "statistics", None)

@@ -12,8 +12,15 @@ from typing import Any, Protocol
 
 from dflash_cache.cache import CacheSpec, CacheWriter, SegmentWriter, TargetParts
 from dflash_cache.data import plan_batches
-from dflash_cache.pipeline import Channel, Pipeline
-from dflash_cache.target import BatchCapture, LayerCapture, StagingBuffer, capture_batch
+from dflash_cache.pipeline import Channel, Pipeline, waiting
+from dflash_cache.target import (
+    BatchCapture,
+    BatchUnderWay,
+    CopyStream,
+    LayerCapture,
+    StagingBuffer,
+    capture_batch,
+)
 from dflash_cache.types import CommittedSegment, SegmentPlan, TokenSequence
 
 from .batch_size import batch_tokens_of, num_buffers
@@ -107,11 +114,10 @@ def closing_all(captures: dict[str, LayerCapture]) -> Iterator[dict[str, LayerCa
 
 @dataclass(frozen=True, slots=True)
 class _StagedBatch:
-    """A batch's hidden states in a staging buffer, on the way to its segment's writer."""
+    """A batch on the way to its segment's writer, its hidden states in a staging buffer or soon."""
 
     plan: SegmentPlan
-    buffer: StagingBuffer
-    capture: BatchCapture
+    batch: BatchUnderWay
     last: bool
 
 
@@ -155,22 +161,23 @@ class SegmentMaking:
         return [StagingBuffer.allocate(spec, num_tokens, pinned=pinned) for _ in range(count)]
 
     def _capture(self, capture: LayerCapture, rows: Channel[ReadSegment]) -> None:
+        copies = CopyStream(capture.target.device)
         for read in rows:
             lane = self._free_lanes.get()  # one writer a segment, so its batches stay in order
             for batch in plan_batches(read.plan.lengths, self._batching.batch_tokens):
                 buffer = self._buffers.get()
                 sequences = read.sequences[batch]
-                result = capture_batch(capture, sequences, buffer, self._pipeline.check)
+                under_way = capture_batch(capture, sequences, buffer, self._pipeline.check, copies)
                 last = batch.stop == len(read.sequences)
-                lane.put(_StagedBatch(read.plan, buffer, result, last))
+                lane.put(_StagedBatch(read.plan, under_way, last))
 
     def _write(self, lane: Channel[_StagedBatch], finished: Channel[Any]) -> None:
         segment: _OpenSegment | None = None
         try:
             for staged in lane:
                 segment = segment or _OpenSegment(self._open_segment(staged.plan))
-                segment.append(staged)
-                self._buffers.put(staged.buffer)
+                segment.append(staged.batch)
+                self._buffers.put(staged.batch.staging)
                 if staged.last:
                     finished.put(segment.finish())
                     segment = None
@@ -187,9 +194,12 @@ class _OpenSegment:
         self.writer = writer
         self._captures: list[BatchCapture] = []
 
-    def append(self, staged: _StagedBatch) -> None:
-        self.writer.append(*staged.buffer.arrays(staged.capture.num_tokens))
-        self._captures.append(staged.capture)
+    def append(self, batch: BatchUnderWay) -> None:
+        with waiting("starved"):
+            batch.wait()
+        capture = batch.finish()
+        self.writer.append(*batch.staging.arrays(capture.num_tokens))
+        self._captures.append(capture)
 
     def finish(self) -> FinishedSegment:
         kept = [sequence for capture in self._captures for sequence in capture.kept]

@@ -1,4 +1,4 @@
-"""One target batch: run it, check it, lay its hidden states into a staging buffer.
+"""One target batch: run it, lay its hidden states into a staging buffer, check them there.
 
 Axes: T tokens, K context layers, H hidden size.
 """
@@ -11,7 +11,7 @@ import torch
 from dflash_cache.types import DroppedRow, TokenSequence
 
 from .capture import LayerCapture
-from .staging import StagingBuffer
+from .staging import CopyStream, StagingBuffer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,42 +23,68 @@ class BatchCapture:
     dropped: tuple[DroppedRow, ...]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchUnderWay:
+    """A batch whose states are on their way into a staging buffer."""
+
+    sequences: tuple[TokenSequence, ...]
+    staging: StagingBuffer
+    layer_ids: tuple[int, ...]
+    arrived: torch.cuda.Event | None  # None if they are there
+
+    def wait(self) -> None:
+        """Until they are there; any thread may."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+
+    def finish(self) -> BatchCapture:
+        """What is in the buffer in the end.
+
+        A sequence with a state that is not finite is left out, and named with layer and position.
+        """
+        self.wait()
+        lengths = [len(sequence.input_ids) for sequence in self.sequences]
+        faults_TK = self.staging.faults(sum(lengths))
+        if faults_TK is None:
+            return BatchCapture(num_tokens=sum(lengths), kept=self.sequences, dropped=())
+        parts = torch.split(faults_TK, lengths)
+        details = [_first_fault(part, self.layer_ids) for part in parts]
+        pairs = list(zip(self.sequences, details, strict=True))
+        return BatchCapture(
+            num_tokens=self.staging.keep(lengths, [not detail for detail in details]),
+            kept=tuple(sequence for sequence, detail in pairs if not detail),
+            dropped=tuple(
+                DroppedRow(row_id=sequence.row_id, reason="non_finite", detail=detail)
+                for sequence, detail in pairs
+                if detail
+            ),
+        )
+
+
 def capture_batch(
     capture: LayerCapture,
     sequences: Sequence[TokenSequence],
     staging: StagingBuffer,
     check: Callable[[], None],
-) -> BatchCapture:
-    """Fill ``staging`` (pinned, for a CUDA target) with the states of ``sequences``.
+    copies: CopyStream,
+) -> BatchUnderWay:
+    """Run ``sequences`` and send their states to ``staging`` (pinned, for a CUDA target).
 
-    A sequence with a state that is not finite is left out, and named with layer and position.
+    On CUDA this returns while the device still computes.
     """
+    copies.wait_for_room()
     ids = [torch.from_numpy(sequence.input_ids).long() for sequence in sequences]
     states = capture.hidden_states(ids, check)
-    dropped: list[DroppedRow] = []
-    kept = tuple(sequences)
-    if not _all_finite(states):
-        parts = torch.split(states, [len(sequence.input_ids) for sequence in sequences])
-        faults = [_first_fault(part, capture.layer_ids) for part in parts]
-        dropped = [
-            DroppedRow(row_id=sequence.row_id, reason="non_finite", detail=fault)
-            for sequence, fault in zip(sequences, faults, strict=True)
-            if fault
-        ]
-        kept = tuple(s for s, fault in zip(sequences, faults, strict=True) if not fault)
-        whole = [part for part, fault in zip(parts, faults, strict=True) if not fault]
-        states = torch.cat([states[:0], *whole])
-    staging.fill(states)
-    return BatchCapture(num_tokens=len(states), kept=kept, dropped=tuple(dropped))
+    return BatchUnderWay(
+        sequences=tuple(sequences),
+        staging=staging,
+        layer_ids=capture.layer_ids,
+        arrived=staging.fill(states, copies),
+    )
 
 
-def _all_finite(states_TKH: torch.Tensor) -> bool:
-    """NaN and infinity both show in the extremes, which take no memory beside the states."""
-    return bool(torch.isfinite(torch.stack(torch.aminmax(states_TKH))).all())
-
-
-def _first_fault(states_TKH: torch.Tensor, layer_ids: Sequence[int]) -> str:
-    faults = (~torch.isfinite(states_TKH)).any(-1).T.nonzero()  # by layer, then position
+def _first_fault(faults_TK: torch.Tensor, layer_ids: Sequence[int]) -> str:
+    faults = faults_TK.T.nonzero()  # by layer, then position
     if not len(faults):
         return ""
     layer, position = faults[0].tolist()

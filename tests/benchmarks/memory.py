@@ -32,7 +32,7 @@ from dflash_cache.pipeline import Pipeline
 from dflash_cache.runs import workers
 from dflash_cache.runs.extract import extract
 from dflash_cache.sizes import ByteCount
-from dflash_cache.target import BatchCapture
+from dflash_cache.target import BatchUnderWay
 from dflash_cache.train import TrainingOrder, prefetch
 from dflash_cache.train.order import Position
 from tests.support.resident import Growth
@@ -44,12 +44,15 @@ TOKEN_BYTES = NUM_LAYERS * HIDDEN_SIZE * 2  # bfloat16
 BLOCK = torch.randn(ROW_TOKENS, NUM_LAYERS, HIDDEN_SIZE).bfloat16()
 
 
-def staged_block(_capture, sequences, staging, _check) -> BatchCapture:
+def staged_block(capture, sequences, staging, _check, _copies) -> BatchUnderWay:
     """In place of the target: ``BLOCK`` for every sequence."""
     for number in range(len(sequences)):
         place = slice(number * ROW_TOKENS, (number + 1) * ROW_TOKENS)
         staging.hidden_TKH[place].copy_(BLOCK)
-    return BatchCapture(num_tokens=len(sequences) * ROW_TOKENS, kept=tuple(sequences), dropped=())
+    staging.extremes.fill_(1.0)
+    return BatchUnderWay(
+        sequences=tuple(sequences), staging=staging, layer_ids=capture.layer_ids, arrived=None
+    )
 
 
 def settings(folder: Path, options: argparse.Namespace) -> ExtractConfig:

@@ -3,7 +3,8 @@
     python tests/gpu/check.py            the small checks, and on CUDA a step at full size
     python tests/gpu/check.py --small    the small checks alone, on any device
 
-The small checks compare the fused attention with the tiles, output and gradients. At full size, the
+The small checks compare the fused attention with the tiles, output and gradients, and the states
+that cross to the host beside the next forward pass with those copied alone. At full size, the
 drafter of an 8B target (5 layers, hidden 4096, context 4096, 512 anchors), a step is timed, with
 its share of the matrix rate measured on the same device, with and without copies that overlap it.
 This script was written without a CUDA device: its CPU part runs in the tests, the rest has not run.
@@ -12,18 +13,23 @@ This script was written without a CUDA device: its CPU part runs in the tests, t
 import argparse
 import json
 import statistics
+import tempfile
 import time
 from itertools import islice, repeat
 from pathlib import Path
 
 import torch
 
-from dflash_cache.config import TrainConfig
+from dflash_cache import demo
+from dflash_cache.config import ExtractConfig, TrainConfig
 from dflash_cache.drafter.attention import TiledAttention
 from dflash_cache.drafter.config import FULL, DrafterConfig
 from dflash_cache.drafter.flex import FlexAttention
 from dflash_cache.drafter.model import DFlashDrafter
 from dflash_cache.pipeline import Pipeline
+from dflash_cache.runs.extraction import load_captures
+from dflash_cache.runs.preparation import prepare
+from dflash_cache.target import CopyStream, StagingBuffer, capture_batch
 from dflash_cache.train import DrafterStep, Position, prepare_ahead
 from dflash_cache.train.batches import TrainingBatch
 from dflash_cache.types import DraftBatch
@@ -61,6 +67,39 @@ def compare(device: torch.device) -> dict[str, float]:
         differences |= {f"{name}: output": gaps[0]}
         differences |= {f"{name}: gradients": max(gaps[1:])} if gaps[1:] else {}
     return differences
+
+
+def compare_states(device: torch.device, num_batches: int = 6) -> dict[str, object]:
+    """The demo target's states of a few batches, sent one behind the other, against each alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        preparation = prepare(
+            ExtractConfig(
+                data=demo.DATA, target=str(demo.TARGET), cache=str(Path(folder, "cache")),
+                devices=(str(device),), limit=num_batches,
+            )
+        )  # fmt: skip
+        (capture,) = load_captures(preparation).values()
+        pairs = zip(preparation.survey.row_ids, preparation.survey.lengths, strict=True)
+        rows = [preparation.rows.sequence(int(row), int(length)) for row, length in pairs]
+    pinned = device.type == "cuda"
+    longest = int(preparation.survey.lengths.max())
+    copies = CopyStream(device)
+    batches = [
+        capture_batch(
+            capture,
+            [row],
+            StagingBuffer.allocate(preparation.spec, longest, pinned=pinned),
+            lambda: None,
+            copies,
+        )
+        for row in rows
+    ]
+    equal = []
+    for row, batch in zip(rows, batches, strict=True):
+        found = batch.staging.hidden_TKH[: batch.finish().num_tokens]
+        alone = capture.hidden_states([torch.from_numpy(row.input_ids).long()]).cpu()
+        equal.append(torch.equal(found, alone))
+    return {"batches": len(equal), "equal": all(equal)}
 
 
 def shape_8b() -> DrafterConfig:
@@ -167,7 +206,11 @@ def main() -> None:
     parser.add_argument("--small", action="store_true")
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    report: dict[str, object] = {"device": str(device), "difference": compare(device)}
+    report: dict[str, object] = {
+        "device": str(device),
+        "difference": compare(device),
+        "states": compare_states(device),
+    }
     if device.type == "cuda" and not arguments.small:
         report["full_size"] = full_size(device)
     print(json.dumps(report, indent=1))

@@ -9,15 +9,15 @@ from dflash_cache.runs.both import both
 from dflash_cache.runs.evaluate import evaluate
 from dflash_cache.runs.extract import extract
 from tests.support.tiny_targets import (
+    NAN_TOKEN,
     VOCAB_SIZE,
-    build_target,
     random_rows,
     rows_of,
     save_rows,
+    save_spoilt_target,
     save_target,
 )
 
-NAN_TOKEN = 13
 BAD = {3: (1, VOCAB_SIZE), 7: (0, -1)}  # row: position, id
 
 
@@ -44,9 +44,7 @@ def config(folder, cache, **settings):
 def spoilt(tmp_path_factory):
     """A target for which every row with ``NAN_TOKEN`` has no finite state, and ten rows of it."""
     folder = tmp_path_factory.mktemp("spoilt")
-    model = build_target()
-    model.get_input_embeddings().weight.data[NAN_TOKEN] = float("nan")
-    model.save_pretrained(folder / "target")
+    save_spoilt_target(folder / "target")
     ids = [[20 + row, 1, 2, 3, 4, 5] for row in range(10)]
     ids[2][4] = ids[6][0] = NAN_TOKEN
     save_rows(folder / "rows", rows_of(ids))

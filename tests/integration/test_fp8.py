@@ -108,9 +108,7 @@ def test_damaged_scales_are_found_and_made_again(tmp_path):
     assert after.scales_TK.tobytes() == before.scales_TK.tobytes()
 
 
-def test_a_row_with_a_state_that_is_not_finite_is_dropped_before_it_is_quantized(
-    tmp_path, monkeypatch
-):
+def test_a_row_with_a_state_that_is_not_finite_is_dropped_though_quantized(tmp_path, monkeypatch):
     exact = LayerCapture.hidden_states
 
     def spoiled(capture, sequences, check=lambda: None):

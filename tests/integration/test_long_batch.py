@@ -7,7 +7,7 @@ import pytest
 
 from dflash_cache.runs.extraction import load_captures
 from dflash_cache.runs.preparation import prepare
-from dflash_cache.target import StagingBuffer, capture_batch
+from dflash_cache.target import CopyStream, StagingBuffer, capture_batch
 from tests.support.resident import Growth
 from tests.support.runs import extract_config
 from tests.support.tiny_targets import rows_of, save_rows
@@ -32,7 +32,8 @@ def test_the_states_of_a_batch_are_in_memory_twice_at_most(tmp_path):
     sequence = preparation.rows.sequence(0, TOKENS)
     staging = StagingBuffer.allocate(preparation.spec, TOKENS, pinned=False)
     with Growth(every_s=0.001) as growth:
-        result = capture_batch(capture, [sequence], staging, lambda: None)
+        copies = CopyStream(capture.target.device)
+        result = capture_batch(capture, [sequence], staging, lambda: None, copies).finish()
     assert result.num_tokens == TOKENS
     one = TOKENS * preparation.spec.token_bytes
     assert one < growth.peak_bytes < 2.5 * one

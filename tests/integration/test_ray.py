@@ -22,9 +22,8 @@ from tests.support.actors import (
 from tests.support.caches import assert_same_content
 from tests.support.processes import title_of, titles
 from tests.support.runs import extract_config, train_config
-from tests.support.tiny_targets import build_target, rows_of, save_rows
+from tests.support.tiny_targets import NAN_TOKEN, rows_of, save_rows, save_spoilt_target
 
-NAN_TOKEN = 13
 PATIENCE_S = 120
 
 
@@ -64,9 +63,7 @@ def ray_config(folder, **changes) -> ExtractConfig:
 def spoilt(tmp_path_factory):
     """Settings of a target and rows of which some are bad, and some have no finite states."""
     folder = tmp_path_factory.mktemp("spoilt")
-    model = build_target()
-    model.get_input_embeddings().weight.data[NAN_TOKEN] = float("nan")
-    model.save_pretrained(folder / "target")
+    save_spoilt_target(folder / "target")
     ids = [[20 + row, 1, 2, 3, 4, 5] for row in range(24)]
     ids[2][4] = ids[16][0] = NAN_TOKEN
     ids[5][1] = -1

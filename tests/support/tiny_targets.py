@@ -126,6 +126,17 @@ def save_target(
     return folder
 
 
+NAN_TOKEN = 13
+
+
+def save_spoilt_target(folder: Path) -> Path:
+    """One for which every row with ``NAN_TOKEN`` has no finite state."""
+    model = build_target()
+    model.get_input_embeddings().weight.data[NAN_TOKEN] = float("nan")
+    model.save_pretrained(folder)
+    return folder
+
+
 def random_rows(
     num_rows: int = 103, max_len: int = 200, vocab: int = VOCAB_SIZE, seed: int = 0
 ) -> datasets.Dataset:
