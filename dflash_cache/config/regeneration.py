@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 from dflash_cache.errors import ConfigError
 from dflash_cache.settings import option, require_not_negative, require_positive
@@ -60,7 +61,7 @@ class RegenerateConfig:
                 "give --server with the address of a server of the target, or --target with a "
                 "model to run here, and not both"
             )
-        if self.server is not None and not self.server.startswith(("http://", "https://")):
+        if self.server is not None and not _is_address(self.server):
             raise ConfigError(
                 f"--server {self.server}: expected an address such as http://localhost:8000/v1"
             )
@@ -71,3 +72,11 @@ class RegenerateConfig:
                 f"--out {self.out} lies among the files of --data, and would be read as one of "
                 "them; name another"
             )
+
+
+def _is_address(server: str) -> bool:
+    try:
+        parts = urlsplit(server)
+    except ValueError:  # such as an open bracket
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname)

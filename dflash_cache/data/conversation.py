@@ -39,6 +39,8 @@ def parse_conversation(row: Mapping[str, Any], *, last_turn_only: bool = False) 
     prompts = [_last_prompt(messages)] if last_turn_only else _prompts(messages)
     if not prompts or not prompts[0]:
         raise UnusableRowError("no_prompt", "there is no turn of a user to answer")
+    if any(each["role"] == "user" and not each["content"] for prompt in prompts for each in prompt):
+        raise UnusableRowError("no_prompt", "a turn of the user is empty")
     columns = {name: row[name] for name in _KEPT_COLUMNS if isinstance(row.get(name), str | int)}
     return Conversation(prompts, chat.tools, columns)
 

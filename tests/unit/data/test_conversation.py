@@ -28,3 +28,15 @@ def test_a_prompt_of_another_type_is_named_and_an_empty_one_has_nothing_to_answe
     for prompt in ("", None, []):
         with pytest.raises(UnusableRowError):
             parse_conversation({"prompt": prompt})
+
+
+@pytest.mark.parametrize("last_turn_only", [False, True])
+@pytest.mark.parametrize("content", ["", None, []])
+def test_an_empty_turn_of_the_user_is_not_answered(content, last_turn_only):
+    said = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": ""},
+        {"role": "user", "content": content},
+    ]
+    with pytest.raises(UnusableRowError, match="a turn of the user is empty"):
+        parse_conversation({"messages": said}, last_turn_only=last_turn_only)
