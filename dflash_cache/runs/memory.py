@@ -23,8 +23,11 @@ class PeakMemory:
         self.taken_bytes = 0
         if self._cuda is not None:
             torch.cuda.reset_peak_memory_stats(self._cuda)
-        else:
+            return
+        try:
             _RESET_PEAK.write_text("5")
+        except OSError as error:
+            raise _not_told(_RESET_PEAK) from error
 
     def stop(self) -> None:
         if self._cuda is not None:
@@ -76,7 +79,11 @@ def _bytes_in(file: Path, name: str) -> int:
         for line in file.read_text(encoding="ascii", errors="replace").splitlines():
             if line.startswith(f"{name}:"):
                 return int(line.split()[1]) * 1024
-    raise ConfigError(
-        f"--batch-tokens auto: this system does not tell how much memory is left ({file}); give "
-        "--batch-tokens a number"
+    raise _not_told(file)
+
+
+def _not_told(file: Path) -> ConfigError:
+    return ConfigError(
+        f"--batch-tokens auto: this system does not tell what memory is left and taken ({file}); "
+        "give --batch-tokens a number"
     )

@@ -178,6 +178,7 @@ def test_ranks_share_the_sequences_evenly_and_lose_none(cache, seed, num_ranks):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on a single core
 @pytest.mark.parametrize("seed", [None, 3])
 def test_workers_of_a_loader_share_what_their_rank_has(cache, seed):
     loaded = [

@@ -1,7 +1,5 @@
 """``--batch-tokens auto``: growth by doubling, and what ends it."""
 
-import time
-
 import numpy as np
 import pytest
 import torch
@@ -12,12 +10,10 @@ from dflash_cache.errors import ConfigError
 from dflash_cache.runs import batch_size
 from dflash_cache.runs.batch_size import batch_tokens_of
 from dflash_cache.runs.extract import extract
-from dflash_cache.runs.extraction import load_captures
-from dflash_cache.runs.memory import host_bytes_left, peak_memory
+from dflash_cache.runs.memory import PeakMemory, host_bytes_left, peak_memory
 from dflash_cache.runs.plan import plan
 from dflash_cache.runs.preparation import prepare
 from tests.support.runs import extract_config
-from tests.support.simulated_device import SimulatedCapture
 
 SEGMENT = 4096
 
@@ -28,61 +24,57 @@ def preparation(tmp_path_factory):
     return prepare(extract_config(folder, batch_tokens="auto", segment_tokens=SEGMENT))
 
 
-@pytest.fixture(scope="module")
-def target(preparation):
-    (capture,) = load_captures(preparation).values()
-    yield capture
-    capture.close()
+@pytest.fixture
+def found(preparation, monkeypatch):
+    """What is found on a device of which a pass takes so long, and that has room for so many."""
 
+    def find(*, pass_s=0.0, token_s=0.0, most_tokens=SEGMENT):
+        def seconds(_preparation, _capture, rows):
+            num_tokens = int(rows[:, 1].sum())
+            if num_tokens > most_tokens:
+                raise torch.OutOfMemoryError("out of memory")
+            return pass_s + token_s * num_tokens
 
-class LatencyBound(SimulatedCapture):
-    """A device that takes as long for many tokens as for few, up to as many as it has room for."""
+        monkeypatch.setattr(batch_size, "batch_seconds", seconds)
+        return batch_tokens_of(preparation, None)
 
-    def __init__(self, capture, most_tokens):
-        super().__init__(capture, 0.0, SEGMENT)
-        self._most_tokens = most_tokens
-
-    def hidden_states(self, sequences, check=lambda: None):
-        if sum(map(len, sequences)) > self._most_tokens:
-            raise torch.OutOfMemoryError("out of memory")
-        time.sleep(0.02)
-        return super().hidden_states(sequences, check)
+    return find
 
 
 def longest(preparation):
     return int(preparation.survey.lengths.max())
 
 
-def test_it_doubles_until_the_next_would_be_larger_than_a_segment(preparation, target):
-    found = batch_tokens_of(preparation, LatencyBound(target, SEGMENT))
+def test_it_doubles_until_the_next_would_be_larger_than_a_segment(preparation, found):
     largest = max(segment.num_tokens for segment in preparation.plan)
-    assert found % longest(preparation) == 0
-    assert found <= largest < 2 * found
+    assert found(pass_s=1.0) % longest(preparation) == 0
+    assert found(pass_s=1.0) <= largest < 2 * found(pass_s=1.0)
 
 
-def test_it_stops_where_a_device_is_out_of_memory(preparation, target):
+def test_it_stops_where_a_device_is_out_of_memory(preparation, found):
     most = 2 * longest(preparation)
-    assert batch_tokens_of(preparation, LatencyBound(target, most)) == most
+    assert found(pass_s=1.0, most_tokens=most) == most
 
 
-def test_one_row_that_does_not_fit_is_an_error_with_a_remedy(preparation, target):
+def test_one_row_that_does_not_fit_is_an_error_with_a_remedy(preparation, found):
     message = r"cpu has too little memory for one row of \d+ tokens; give a lower --max-seq-len"
     with pytest.raises(ConfigError, match=message):
-        batch_tokens_of(preparation, LatencyBound(target, longest(preparation) - 1))
+        found(pass_s=1.0, most_tokens=longest(preparation) - 1)
 
 
-def test_it_stops_where_twice_as_much_is_no_faster(preparation, target):
-    even = SimulatedCapture(target, 2e-4, SEGMENT)  # each token as long as every other
-    assert batch_tokens_of(preparation, even) == longest(preparation)
+def test_it_stops_where_twice_as_much_is_no_faster(preparation, found):
+    one = longest(preparation)
+    assert found(token_s=1.0) == one
+    # Two rows are 1.048 times as fast as one, and four 1.024 times as fast as two.
+    assert found(pass_s=0.1 * one, token_s=1.0) == 2 * one
 
 
-def test_it_stops_where_the_buffers_would_take_the_host_s_memory(preparation, target, monkeypatch):
-    buffer = 2 * longest(preparation) * preparation.spec.stored_token_bytes
-    room = int(6 * buffer / batch_size.SAFE_SHARE) + (64 << 20)  # for that, and not for twice
+def test_it_stops_where_the_buffers_would_take_the_host_s_memory(preparation, found, monkeypatch):
+    buffers = 6 * longest(preparation) * preparation.spec.stored_token_bytes
+    room = int(2.2 * buffers / batch_size.SAFE_SHARE)  # for those of two rows, not of four
+    assert found(pass_s=1.0) > 2 * longest(preparation)
     monkeypatch.setattr(batch_size, "host_bytes_left", lambda: room)
-    found = batch_tokens_of(preparation, LatencyBound(target, SEGMENT))
-    monkeypatch.undo()
-    assert found < batch_tokens_of(preparation, LatencyBound(target, SEGMENT))
+    assert found(pass_s=1.0) == 2 * longest(preparation)
 
 
 def test_a_peak_is_what_a_block_takes_for_a_while():
@@ -92,6 +84,24 @@ def test_a_peak_is_what_a_block_takes_for_a_while():
     assert 62 << 20 <= peak.taken_bytes < 96 << 20
     assert peak.share == peak.taken_bytes / peak.left_bytes
     assert 0 < host_bytes_left() < 1 << 50
+
+
+@pytest.mark.parametrize("name", ["_PROCESS", "_MACHINE", "_RESET_PEAK"])
+def test_a_system_that_does_not_tell_its_memory_needs_a_number(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(f"dflash_cache.runs.memory.{name}", tmp_path / "not" / "there")
+    with pytest.raises(ConfigError, match=r"does not tell what memory .*; give --batch-tokens a n"):
+        PeakMemory("cpu").stop()
+
+
+def test_a_container_s_limit_counts_and_its_page_cache_does_not(tmp_path, monkeypatch):
+    monkeypatch.setattr("dflash_cache.runs.memory._CONTAINER", tmp_path)
+    free = host_bytes_left()
+    files = {"max": "max", "current": "700", "stat": "anon 400\ninactive_file 200\n"}
+    for name, content in files.items():
+        (tmp_path / f"memory.{name}").write_text(content)
+    assert host_bytes_left() == pytest.approx(free, rel=0.3)
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert host_bytes_left() == 500
 
 
 def test_extraction_uses_and_reports_it(tmp_path):
