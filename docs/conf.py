@@ -18,7 +18,7 @@ project = "dflash-cache"
 release = installed_version(project)
 extensions = ["myst_parser"]
 root_doc = "docs/index"
-include_patterns = ["*.md", "docs/**/*.md"]
+include_patterns = ["*.md", "docs/*.md", "docs/*/*.md"]
 exclude_patterns = [path.name for path in ROOT.iterdir() if path.is_dir() and path.name != "docs"]
 nitpicky = True  # a link that leads nowhere is a warning, and `make site` makes it an error
 myst_heading_anchors = 4  # of every heading, by GitHub's rule
