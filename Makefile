@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 SOURCES := pyproject.toml README.md LICENSE \
 	$(shell find cli dflash_cache -type f -not -path '*/__pycache__/*')
 
-.PHONY: help demo check-demo test torture lint types imports docs reference wheel ci clean
+.PHONY: help demo check-demo test torture lint types imports docs site reference wheel ci clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -20,8 +20,9 @@ help:
 	@echo "make lint        ruff, rules and format"
 	@echo "make types       mypy, strict"
 	@echo "make imports     the import contracts, on a wheel"
-	@echo "make docs        run the documentation's snippets and check its command lines"
-	@echo "make reference   write docs/reference/commands.md again"
+	@echo "make docs        build the site, run the documentation's snippets, check its command lines"
+	@echo "make site        build the documentation as a site in build/site, warnings are errors"
+	@echo "make reference   write the pages of commands and of the Python API again"
 	@echo "make wheel       build the wheel and try it in a clean environment"
 	@echo "make check-demo  run the demo in a temporary folder and check its figures"
 	@echo "make ci          test, lint, types, imports, docs, wheel and check-demo"
@@ -52,11 +53,17 @@ imports: $(VENV)/installed-dev build/wheel/built
 	$(PIP) install --quiet --no-deps --no-compile --target build/imports build/wheel/*.whl
 	cd build/imports && PYTHONPATH=. $(BIN)/lint-imports --no-cache $(CURDIR)/pyproject.toml
 
-docs: $(VENV)/installed-dev
+docs: site
 	$(BIN)/python -m pytest tests/docs
+
+site: $(VENV)/installed-dev
+	rm -rf build/site
+	$(BIN)/sphinx-build -c docs -d build/site-pages -W --keep-going --quiet . build/site
+	@echo "build/site/index.html written"
 
 reference: $(VENV)/installed
 	$(BIN)/python docs/make_reference.py
+	$(BIN)/python docs/make_python_reference.py
 
 wheel: build/wheel/built
 	rm -rf $(VENV)-wheel

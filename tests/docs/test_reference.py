@@ -1,8 +1,9 @@
-"""The reference of commands is written by a program, and must be what it writes."""
+"""The pages of the reference that programs write are what these programs write."""
 
 import importlib.util
 from pathlib import Path
 
+import pytest
 import typer
 
 from dflash_cache.cli.main import app
@@ -10,8 +11,9 @@ from dflash_cache.cli.main import app
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_page_of_commands_is_what_the_configuration_says() -> None:
-    spec = importlib.util.spec_from_file_location("make_reference", ROOT / "docs/make_reference.py")
+@pytest.mark.parametrize("name", ["make_reference", "make_python_reference"])
+def test_a_page_is_what_its_sources_say(name: str) -> None:
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"docs/{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -105,20 +105,20 @@ def test_a_container_s_limit_counts_and_its_page_cache_does_not(tmp_path, monkey
 
 
 def test_extraction_uses_and_reports_it(tmp_path):
-    report = extract(extract_config(tmp_path, batch_tokens="auto"))
-    preparation = prepare(extract_config(tmp_path))
-    assert report["batch_tokens"] % longest(preparation) == 0
-    assert report["sequences"] == 40
-    assert extract(extract_config(tmp_path))["batch_tokens"] is None  # there was nothing to do
+    settings = {"limit": 12, "max_seq_len": 100}
+    report = extract(extract_config(tmp_path, batch_tokens="auto", **settings))
+    assert report["batch_tokens"] % longest(prepare(extract_config(tmp_path, **settings))) == 0
+    assert report["sequences"] == 12
+    again = extract(extract_config(tmp_path, **settings))
+    assert again["batch_tokens"] is None  # there was nothing to do
 
 
-def test_a_plan_finds_it_with_a_probe_and_not_without(tmp_path):
-    settings = {"data": demo.DATA, "target": str(demo.TARGET), "limit": 40, "devices": ("cpu",)}
+def test_a_plan_finds_it_with_a_probe_and_not_without():
+    settings = {"data": demo.DATA, "target": str(demo.TARGET), "devices": ("cpu",)}
+    settings |= {"limit": 12, "max_seq_len": 100}
     found = plan(PlanConfig(batch_tokens="auto", probe=True, **settings))
-    assert (
-        found["batches"]
-        == plan(PlanConfig(batch_tokens=found["batch_tokens"], **settings))["batches"]
-    )
+    same = plan(PlanConfig(batch_tokens=found["batch_tokens"], **settings))
+    assert found["batches"] == same["batches"]
     with pytest.raises(ConfigError, match="--batch-tokens auto: tries the target, so it needs --p"):
         PlanConfig(batch_tokens="auto", **settings)
 
