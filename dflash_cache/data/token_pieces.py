@@ -30,7 +30,7 @@ class TokenPieces:
         except Exception as error:  # the library has no other class
             raise ConfigError(
                 f"{path} is no tokenizer that can be read: {error}. Mend it, or do without the "
-                "text of tokens: --examples 0"
+                "text of tokens: evaluate --examples 0"
             ) from error
 
     def of(self, token_ids: Sequence[int]) -> list[dict[str, Any]]:

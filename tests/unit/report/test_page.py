@@ -182,8 +182,11 @@ def test_of_an_example_each_token_is_marked_by_what_became_of_it(whole):
     for words in ("The prompt ends: Say↵", "1 of 3", "1 of 1", "The first 2 of 9 blocks."):
         assert words in text, words
     style = whole.partition("</style>")[0]
-    assert "text-decoration: line-through" in re.search(r"\.rejected \{.*?\}", style)[0]
-    assert "font-weight: 700" in re.search(r"\.target \{.*?\}", style)[0]
+    for kind, mark in (
+        ("rejected", "text-decoration: line-through"),
+        ("target", "font-weight: 700"),
+    ):
+        assert mark in re.search(rf"\.{kind} \{{[^}}]*\}}", style)[0]
 
 
 def test_a_run_evaluated_before_there_were_examples_has_none_on_its_page(tmp_path):
