@@ -13,7 +13,7 @@ from dflash_cache.errors import ConfigError, DataError
 from dflash_cache.run_files import EVALUATION, EXPORT, METRICS, RUN
 from dflash_cache.train import CHECKPOINTS, TrainingState, load_checkpoint
 
-# Of an evaluation these go with the drafter: no prompts, no examples, no paths of this machine.
+# Of an evaluation these go with the drafter: no text of the data, and no paths.
 EVALUATED = (
     "acceptance_length", "lossless", "speedup", "tokens", "prompts", "held_out", "temperature",
     "prompt_lookup",
