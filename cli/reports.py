@@ -6,7 +6,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from dflash_cache.runs.shown import shown_bytes, shown_time
+from dflash_cache.runs.shown import shown_bytes, shown_piece, shown_time
 
 from .render import channels_tables, figures_table, stages_tables
 
@@ -121,6 +121,7 @@ def evaluate_tables(report: Report) -> list[Table]:
     return [
         _decoded_table(report, drafters),
         *_category_tables(drafters),
+        *_example_tables(drafters),
         figures_table("Checked", _checks(report, drafters)),
     ]
 
@@ -162,6 +163,33 @@ def _category_tables(drafters: Report) -> list[Table]:
         cells = (f"{length:.2f}" for length in lengths)
         table.add_row(escape(category), str(figures["prompts"]), *cells)
     return [table]
+
+
+def _example_tables(drafters: Report) -> list[Table]:
+    """Of each drafter one example; what became of a draft is said by its column."""
+    tables = []
+    for name, figures in drafters.items():
+        for example in figures.get("examples", [])[:1]:
+            of = f", {name}" if len(drafters) > 1 else ""
+            title = escape(f"Prompt {example['prompt']}, its first blocks{of}")
+            table = Table(title=title, title_justify="left")
+            table.add_column("accepted", justify="right")
+            for heading in ("drafts accepted", "the target's token", "drafts not accepted"):
+                table.add_column(heading, overflow="fold")
+            table.add_row("", "", _pieces([example["first_token"]]), "")
+            for block in example["blocks"]:
+                accepted, drafts = block["accepted"], block["drafts"]
+                own = [block["target_token"]] if block["target_token"] else []
+                table.add_row(
+                    f"{accepted} of {len(drafts)}",
+                    *map(_pieces, (drafts[:accepted], own, drafts[accepted:])),
+                )
+            tables.append(table)
+    return tables
+
+
+def _pieces(pieces: list[Report]) -> str:
+    return escape("".join(map(shown_piece, pieces)))
 
 
 def _checks(report: Report, drafters: Report) -> dict[str, str]:

@@ -34,6 +34,9 @@ class EvaluateConfig:
     temperature: float = option(0.0, help="Sample at this temperature; 0 decodes greedily.")
     batch_size: int = option(1, help="Prompts decoded in one pass of the target.")
     untrained: bool = option(False, help="Decode with an untrained drafter of the same shape too.")
+    examples: int = option(
+        3, help="Prompts whose first blocks the report shows, token by token; 0 for none."
+    )
     seed: int = option(0, help="Seed of the untrained drafter's weights and of sampling.")
     out: Path | None = option(
         None, help="File for report and settings [RUN/evaluation.json for RUN/export]."
@@ -41,7 +44,7 @@ class EvaluateConfig:
 
     def __post_init__(self) -> None:
         require_positive(self, "prompts", "new_tokens", "batch_size")
-        require_not_negative(self, "seed", "temperature")
+        require_not_negative(self, "seed", "temperature", "examples")
         if not self.drafter or len(set(self.drafter)) < len(self.drafter):
             named = ", ".join(map(str, self.drafter)) or "none"
             raise ConfigError(f"--drafter {named}: name at least one folder, each once")

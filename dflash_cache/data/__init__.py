@@ -5,10 +5,12 @@ from .masked_text import masked_text
 from .plan import plan_batches, plan_segments
 from .rows import TokenRows, is_dataset
 from .survey import Survey, survey
+from .token_pieces import TokenPieces
 from .token_tally import mask_warnings
 
 __all__ = [
     "Survey",
+    "TokenPieces",
     "TokenRows",
     "find_rows",
     "is_dataset",

@@ -32,6 +32,26 @@ class DecodingTarget(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """A verify step: the draft tokens, how many were accepted, and the target's own token.
+
+    ``target_token`` stands in the place of the first draft that was not accepted, or after the
+    last draft. It is None where the text ends with an accepted draft; drafts after that one are
+    no part of the text.
+    """
+
+    drafts: list[int]
+    num_accepted: int
+    target_token: int | None
+
+    @property
+    def tokens(self) -> list[int]:
+        """What the step committed."""
+        own = [] if self.target_token is None else [self.target_token]
+        return self.drafts[: self.num_accepted] + own
+
+
 @dataclass(slots=True)
 class Decoding:
     """A sequence under way: prompt and new tokens, at most ``end`` of them, and its steps."""
@@ -39,11 +59,20 @@ class Decoding:
     committed: list[int]
     end: int
     choice: Choice
-    acceptance_lengths: list[int] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
 
     @property
     def room(self) -> int:
         return self.end - len(self.committed)
+
+    def commit(self, drafts: list[int], chosen: list[int], stop_ids: Collection[int]) -> int:
+        """Append the accepted drafts and a token more, ``chosen``, up to the end: how many."""
+        new = _until_stop(chosen[: self.room], stop_ids)
+        num_accepted = min(len(chosen) - 1, len(new))
+        own = new[num_accepted] if num_accepted < len(new) else None
+        self.steps.append(Step(drafts=drafts, num_accepted=num_accepted, target_token=own))
+        self.committed += self.steps[-1].tokens
+        return len(new)
 
 
 class Proposer(Protocol):
@@ -73,10 +102,15 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decoded:
-    """New tokens, and how many each verify step committed (the bonus token included)."""
+    """New tokens: one that answers the prompt, then those of each verify step."""
 
     tokens: list[int]
-    acceptance_lengths: list[int]
+    steps: list[Step]
+
+    @property
+    def acceptance_lengths(self) -> list[int]:
+        """How many tokens each step committed (the bonus token included)."""
+        return [len(step.tokens) for step in self.steps]
 
 
 @torch.inference_mode()
@@ -107,7 +141,7 @@ def decode(
         _step(live, limits, target, proposer)
         live = _unfinished(live, limits, target, proposer)
     return [
-        Decoded(tokens=each.committed[len(prompt) :], acceptance_lengths=each.acceptance_lengths)
+        Decoded(tokens=each.committed[len(prompt) :], steps=each.steps)
         for prompt, each in zip(prompts, decodings, strict=True)
     ]
 
@@ -124,18 +158,14 @@ def _step(
         [decoding.committed[-1], *own.tokens] for decoding, own in zip(live, drafts, strict=True)
     ]
     outputs = target.forward(blocks)
-    for decoding, own, (logits, _) in zip(live, drafts, outputs, strict=True):
-        chosen = decoding.choice.verify(own, logits)[: decoding.room]
-        new = _until_stop(chosen, limits.stop_ids)
-        decoding.committed += new
-        decoding.acceptance_lengths.append(len(new))
+    num_new = [
+        decoding.commit(own.tokens, decoding.choice.verify(own, logits), limits.stop_ids)
+        for decoding, own, (logits, _) in zip(live, drafts, outputs, strict=True)
+    ]
     target.crop([len(decoding.committed) - 1 for decoding in live])
     if proposer:
         proposer.observe(
-            [
-                features[: decoding.acceptance_lengths[-1]]
-                for decoding, (_, features) in zip(live, outputs, strict=True)
-            ]
+            [features[:count] for count, (_, features) in zip(num_new, outputs, strict=True)]
         )
 
 

@@ -47,6 +47,7 @@ def render(run: Run) -> str:
     """The page as text: the same for the same run."""
     from jinja2 import Environment, StrictUndefined
 
+    from .examples import examples_of
     from .tables import (
         cache_table,
         evaluation_tables,
@@ -64,6 +65,7 @@ def render(run: Run) -> str:
         phases=list(_phases(run)),
         cache=cache_table(run),
         evaluation=list(evaluation_tables(run.evaluation)),
+        examples=list(examples_of(run.evaluation)),
         settings=settings_table(run),
     )
 

@@ -61,7 +61,7 @@ def evaluation_tables(evaluation: Mapping[str, Any]) -> Iterator[Table]:
     if not evaluation:
         return
     report, config = evaluation["report"], evaluation["config"]
-    drafters = report.get("drafters") or {", ".join(config["drafter"]): report}
+    drafters = drafters_of(evaluation)
     ways = [("trained drafter", own) for own in drafters.values()]
     if len(drafters) > 1:
         ways = list(drafters.items())
@@ -81,6 +81,12 @@ def evaluation_tables(evaluation: Mapping[str, Any]) -> Iterator[Table]:
     for name, own in drafters.items():
         suffix = f" of {name}" if len(drafters) > 1 else ""
         yield from _details(own, suffix)
+
+
+def drafters_of(evaluation: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """What is reported of each drafter, by its folder."""
+    report, config = evaluation["report"], evaluation["config"]
+    return report.get("drafters") or {", ".join(config["drafter"]): report}
 
 
 def _way(name: str, own: Mapping[str, Any]) -> Row:

@@ -27,6 +27,7 @@ from dflash_cache.target import (
 
 from .bench import Bench, Way
 from .devices import default_dtype, single_device
+from .examples import Examples
 from .progress import OnProgress, ignore
 from .prompts import DrafterFolder, Prompts, choose_prompts
 
@@ -36,9 +37,10 @@ def evaluate(config: EvaluateConfig, on_progress: OnProgress = ignore) -> dict[s
 
     Returns the report: acceptance_length (pooled: tokens over verify steps), lossless (share of
     outputs equal to the target's own; None when sampling), mismatches, speedup, tokens,
-    by_category (where the data has categories), and untrained on request. Of several drafters
-    these stand in ``drafters``, by folder. For all: prompts, held_out (whether the training data
-    is known not to hold them), temperature, prompt_lookup.
+    by_category (where the data has categories), examples (what became of the drafts of a few
+    prompts), and untrained on request. Of several drafters these stand in ``drafters``, by folder.
+    For all: prompts, held_out (whether the training data is known not to hold them), temperature,
+    prompt_lookup.
     """
     drafters = [DrafterFolder.load(each) for each in config.drafter]
     folder = resolve_target(config.target, config.revision)
@@ -46,6 +48,7 @@ def evaluate(config: EvaluateConfig, on_progress: OnProgress = ignore) -> dict[s
     _check_target(config, drafters, shape)
     out = _output_file(config)
     prompts = choose_prompts(config, drafters)
+    examples = Examples.choose(config, prompts, folder)
     device = single_device(config.device)
     config = replace(config, device=device, dtype=default_dtype(device, config.dtype))
     target = Target.load(
@@ -54,7 +57,7 @@ def evaluate(config: EvaluateConfig, on_progress: OnProgress = ignore) -> dict[s
         device=device,
         trust_remote_code=config.trust_remote_code,
     )
-    report = _measure(config, target, drafters, prompts, on_progress)
+    report = _measure(config, target, drafters, prompts, examples, on_progress)
     if out:
         saved = {"config": json.loads(to_json(config)), "report": report}
         write_atomically(out, (json.dumps(saved, indent=1) + "\n").encode())
@@ -66,6 +69,7 @@ def _measure(
     target: Target,
     drafters: Sequence[DrafterFolder],
     prompts: Prompts,
+    examples: Examples,
     on_progress: OnProgress,
 ) -> dict[str, Any]:
     captures = [LayerCapture(target, each.config.target_layer_ids) for each in drafters]
@@ -81,18 +85,16 @@ def _measure(
     ]
     bench = Bench(config, prompts, [alone, *trained, lookup, *untrained])
     bench.run(on_progress)
-    figures = [bench.figures(way, alone) for way in trained]
+    figures = [
+        bench.figures(way, alone) | {"examples": examples.of(way.decoded)} for way in trained
+    ]
     for own, way in zip(figures, untrained, strict=False):
         own["untrained"] = {"acceptance_length": way.acceptance_length}
     for capture in captures:
         capture.close()
-    names = [str(each.folder) for each in drafters]
+    by_folder = {str(each.folder): own for each, own in zip(drafters, figures, strict=True)}
     return {
-        **(
-            figures[0]
-            if len(figures) == 1
-            else {"drafters": dict(zip(names, figures, strict=True))}
-        ),
+        **(figures[0] if len(figures) == 1 else {"drafters": by_folder}),
         "prompts": len(prompts.token_ids),
         "held_out": prompts.held_out,
         "temperature": config.temperature,

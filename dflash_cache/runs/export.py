@@ -13,6 +13,12 @@ from dflash_cache.errors import ConfigError, DataError
 from dflash_cache.run_files import EVALUATION, EXPORT, METRICS, RUN
 from dflash_cache.train import CHECKPOINTS, TrainingState, load_checkpoint
 
+# Of an evaluation these go with the drafter: no text of the data, and no paths.
+EVALUATED = (
+    "acceptance_length", "lossless", "speedup", "tokens", "prompts", "held_out", "temperature",
+    "prompt_lookup",
+)  # fmt: skip
+
 
 def export(config: ExportConfig) -> dict[str, Any]:
     """Write a checkpoint of ``config.run`` to ``config.out`` and check what was written.
@@ -61,7 +67,8 @@ def _figures(run: Path, state: TrainingState) -> dict[str, Any]:
         for name in ("block_acceptance_length", "slot_accuracy"):
             figures[name] = finished[name]
         if (evaluation := run / EVALUATION).is_file():
-            figures["evaluation"] = json.loads(evaluation.read_text(encoding="utf-8"))
+            report = json.loads(evaluation.read_text(encoding="utf-8"))["report"]
+            figures["evaluation"] = {key: report[key] for key in EVALUATED if key in report}
     if (batch := _logged(run / METRICS, state.step)) is not None:
         figures["training_batch"] = batch
     return figures

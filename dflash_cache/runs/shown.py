@@ -1,4 +1,9 @@
-"""Figures as people read them."""
+"""Figures and tokens as people read them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+_SIGNS = {"\n": "↵", "\t": "⇥"}
 
 
 def shown_bytes(count: int) -> str:
@@ -15,3 +20,21 @@ def shown_time(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:,.1f} {unit}"
     return f"{seconds:,.1f} s"
+
+
+def shown_piece(piece: Mapping[str, Any]) -> str:
+    """A token of an example in one line: its text, or its bytes, such as ``«e4 bd»``, or ``#id``.
+
+    What has no form of its own is written out: a line break as ↵, other signs as Python does.
+    """
+    if "text" in piece:
+        return "".join(map(_shown_letter, piece["text"]))
+    if "bytes" in piece:
+        return f"«{bytes.fromhex(piece['bytes']).hex(' ')}»"
+    return f"#{piece['id']}"
+
+
+def _shown_letter(letter: str) -> str:
+    if letter.isprintable():
+        return letter
+    return _SIGNS.get(letter) or letter.encode("unicode_escape").decode()

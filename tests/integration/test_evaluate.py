@@ -7,19 +7,23 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
 from dflash_cache import demo
 from dflash_cache.config import BothConfig, EvaluateConfig
-from dflash_cache.data import TokenRows
+from dflash_cache.data import TokenPieces, TokenRows
 from dflash_cache.drafter.export import load_training
+from dflash_cache.drafter.generation import Limits, decode
+from dflash_cache.drafter.lookup import PromptLookup
 from dflash_cache.errors import CacheMismatchError, ConfigError
 from dflash_cache.runs.bench import Bench, Way
 from dflash_cache.runs.both import both
 from dflash_cache.runs.evaluate import _output_file, evaluate
+from dflash_cache.runs.examples import MOST_BLOCKS, Examples
 from dflash_cache.runs.extract import extract
 from dflash_cache.runs.prompts import DrafterFolder, Prompts, choose_prompts
 from dflash_cache.runs.train import train
-from dflash_cache.target import LayerCapture, Target
+from dflash_cache.target import LayerCapture, Target, TargetDecoder, stop_token_ids
 from tests.support.runs import extract_config, train_config
 from tests.support.tiny_targets import save_rows, save_target
 
@@ -197,6 +201,49 @@ def test_the_report_is_saved_with_its_resolved_settings(export, tmp_path):
     assert json.loads((tmp_path / "file.json").read_text())["report"] == report
     with pytest.raises(ConfigError, match=r"no file can be written there"):
         evaluate(config(export, out=tmp_path / "absent" / "file.json"))
+
+
+def written(example) -> list[dict]:
+    """The tokens that an example says were written, in their order."""
+    tokens = [example["first_token"]]
+    for block in example["blocks"]:
+        tokens += block["drafts"][: block["accepted"]]
+        tokens += [block["target_token"]] if block["target_token"] else []
+    return tokens
+
+
+def test_of_the_examples_accepted_drafts_and_the_targets_tokens_are_the_text_it_writes(export):
+    report = evaluate(config(export, prompts=2, new_tokens=10, examples=1))
+    chosen = prompts(export, prompts=2)
+    (example,) = report["examples"]
+    capture = LayerCapture(Target.load(demo.TARGET, dtype="float32", device="cpu"), (1,))
+    tokenizer = AutoTokenizer.from_pretrained(demo.TARGET)
+    limits = Limits(new_tokens=40, block_size=8, stop_ids=stop_token_ids(demo.TARGET))
+
+    def decoded(proposer):
+        (found,) = decode(TargetDecoder(capture), chosen[:1], proposer=proposer, limits=limits)
+        return found
+
+    own = decoded(None).tokens
+    found = written(example)
+    assert [each["id"] for each in found] == own[: len(found)]
+    assert len(found) == 10 or len(example["blocks"]) == MOST_BLOCKS < example["steps"]
+    assert "".join(each["text"] for each in found) == tokenizer.decode(own[: len(found)])
+    ends = [each["id"] for each in example["prompt_end"]]
+    assert ends == chosen[0][-len(ends) :] != []
+    assert len(json.dumps(example)) < 8000
+    # Two steps teach a drafter nothing; prompt lookup has both kinds of drafts.
+    shown = Prompts(token_ids=chosen[:1], held_out=True, categories=["code"])
+    (example,) = Examples(shown, 3, TokenPieces(None)).of([decoded(PromptLookup())])
+    assert example["category"] == "code"
+    found = written(example)
+    assert found == [{"id": token} for token in own[: len(found)]]
+    blocks = example["blocks"]
+    assert any(block["accepted"] for block in blocks)
+    rejected = [block for block in blocks if block["accepted"] < len(block["drafts"])]
+    assert rejected
+    for block in rejected:
+        assert block["drafts"][block["accepted"]] != block["target_token"]
 
 
 def test_a_mismatch_is_reported_with_its_place_and_the_targets_gap_there(export):

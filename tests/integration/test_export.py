@@ -78,9 +78,11 @@ def test_a_named_step_is_exported_without_figures_of_another(trained, tmp_path):
 def test_the_evaluation_of_a_run_stands_in_the_card(trained, tmp_path):
     shutil.copytree(trained / "run", tmp_path / "run")
     figures = {"acceptance_length": 1.625, "lossless": 1.0}
-    (tmp_path / "run" / "evaluation.json").write_text(json.dumps(figures))
+    saved = {"config": {"data": "/private"}, "report": figures | {"examples": [{"prompt": 0}]}}
+    (tmp_path / "run" / "evaluation.json").write_text(json.dumps(saved))
     export(export_config(tmp_path, tmp_path / "out"))
     assert "1.625" in (tmp_path / "out" / "README.md").read_text()
+    assert load_training(tmp_path / "out")["evaluation"] == figures  # and no text of the data
     export(export_config(tmp_path, tmp_path / "older", step=2))
     assert "1.625" not in (tmp_path / "older" / "README.md").read_text()
 

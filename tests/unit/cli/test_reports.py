@@ -69,6 +69,21 @@ def test_of_several_drafters_each_has_a_row_and_a_column_in_the_table_of_categor
         assert words in text
 
 
+def test_one_example_of_a_drafter_is_shown_with_a_column_for_what_became_of_drafts():
+    drafts = [{"id": 2, "text": " list"}, {"id": 3, "text": " [red]is"}, {"id": 4}]
+    block = {"drafts": drafts, "accepted": 1, "target_token": {"id": 5, "bytes": "e4"}}
+    last = {"drafts": drafts[:1], "accepted": 1, "target_token": None}
+    first = {"prompt": 3, "first_token": {"id": 9, "text": "A\n"}, "blocks": [block, last]}
+    text = shown(figures(3.5, examples=[first, first | {"prompt": 8}]) | SHARED)
+    assert "Prompt 3, its first blocks" in text
+    assert "Prompt 8" not in text
+    rows = [re.split(r"\s*[│┃]", line) for line in text.splitlines()]
+    cells = [[cell.strip() for cell in row[1:-1]] for row in rows if len(row) == 6]
+    assert ["", "", "A↵", ""] in cells
+    assert ["1 of 3", "list", "«e4»", "[red]is#4"] in cells
+    assert ["1 of 1", "list", "", ""] in cells
+
+
 def test_sampling_shows_the_temperature_and_no_share():
     sampled = figures(2.0, lossless=None)
     del sampled["mismatches"]

@@ -82,6 +82,21 @@ def test_decoding_ends_with_the_stop_token_even_inside_a_block():
     assert decoded.acceptance_lengths == [3]
 
 
+def test_a_step_says_what_became_of_each_draft():
+    (first, second) = decode_one([1], ScriptedProposer(2), new_tokens=7, block_size=5).steps
+    assert (first.drafts, first.num_accepted, first.target_token) == ([3, 4, 12, 13], 2, 5)
+    assert (second.drafts, second.num_accepted, second.target_token) == ([6, 7, 15], 2, 8)
+
+
+@pytest.mark.parametrize("limits", [{"new_tokens": 3}, {"new_tokens": 9, "stop_ids": {4}}])
+def test_a_text_that_ends_with_an_accepted_draft_has_no_token_of_the_target_after_it(limits):
+    decoded = decode_one([1], ScriptedProposer(9), block_size=4, **limits)
+    (step,) = decoded.steps
+    assert decoded.tokens == [2, 3, 4]
+    assert step.drafts[:2] == [3, 4]
+    assert (step.num_accepted, step.target_token) == (2, None)
+
+
 def test_a_prompt_answered_by_a_stop_token_needs_no_step():
     decoded = decode_one([4], None, new_tokens=9, stop_ids={5})
     assert decoded.tokens == [5]

@@ -27,6 +27,27 @@ DECODED = {
     "tokens": 1234,
     "by_category": {"maths": {"acceptance_length": 4.0, "prompts": 2, "tokens": 99}},
     "untrained": {"acceptance_length": 1.01},
+    "examples": [
+        {
+            "prompt": 1,
+            "category": "maths",
+            "prompt_end": [{"id": 9, "text": "Say\n"}],
+            "first_token": {"id": 1, "text": "A"},
+            "blocks": [
+                {
+                    "drafts": [
+                        {"id": 2, "text": " list"},
+                        {"id": 3, "text": "<script>x"},
+                        {"id": 4},
+                    ],
+                    "accepted": 1,
+                    "target_token": {"id": 5, "bytes": "e4bd"},
+                },
+                {"drafts": [{"id": 6, "text": "\x1b[1m"}], "accepted": 1, "target_token": None},
+            ],
+            "steps": 9,
+        }
+    ],
 }
 SHARED = {
     "prompts": 2,
@@ -145,6 +166,38 @@ def test_the_page_shows_what_a_finished_run_has(whole):
         assert words in text, words
 
 
+def test_of_an_example_each_token_is_marked_by_what_became_of_it(whole):
+    written = re.findall(
+        r'<(\w+) class="token (\w+)">([^<]*)</\1>', whole.partition("Prompt 1,")[2]
+    )
+    assert written == [
+        ("strong", "target", "A"),
+        ("span", "accepted", " list"),
+        ("strong", "target", "«e4 bd»"),
+        ("del", "rejected", "&lt;script&gt;x"),
+        ("del", "rejected", "#4"),
+        ("span", "accepted", "\\x1b[1m"),
+    ]
+    text = Page(whole).text
+    for words in ("The prompt ends: Say↵", "1 of 3", "1 of 1", "The first 2 of 9 blocks."):
+        assert words in text, words
+    style = whole.partition("</style>")[0]
+    for kind, mark in (
+        ("rejected", "text-decoration: line-through"),
+        ("target", "font-weight: 700"),
+    ):
+        assert mark in re.search(rf"\.{kind} \{{[^}}]*\}}", style)[0]
+
+
+def test_a_run_evaluated_before_there_were_examples_has_none_on_its_page(tmp_path):
+    folder = finished(tmp_path / "run")
+    older = {key: value for key, value in DECODED.items() if key != "examples"} | SHARED
+    write(folder / "evaluation.json", {"config": EVALUATED_WITH, "report": older})
+    text = page_of(folder).text
+    assert "trained drafter 3.25" in text
+    assert "not accepted" not in text
+
+
 def test_several_drafters_have_a_row_each(tmp_path):
     folder = finished(tmp_path / "run")
     drafters = {"a/export": DECODED, "b/export": DECODED | {"acceptance_length": 2.125}}
@@ -154,6 +207,7 @@ def test_several_drafters_have_a_row_each(tmp_path):
     assert "a/export 3.25 50.0%" in text
     assert "b/export 2.12 50.0%" in text
     assert "By category of b/export" in text
+    assert "Prompt 1, maths, drafts of b/export" in text
 
 
 def test_a_run_that_goes_on_has_a_page_too(tmp_path):
