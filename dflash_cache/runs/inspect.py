@@ -50,6 +50,7 @@ def inspect_cache(config: InspectConfig) -> dict[str, Any]:
         "codec": cache.spec.codec,
         "bytes_raw": sum(segment.bytes_raw for segment in segments),
         "bytes_stored": sum(segment.bytes_stored for segment in segments),
+        "linked": cache.linked,
         "writer": cache.storage.writer(),
     }
     if config.row is not None:
