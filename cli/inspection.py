@@ -6,7 +6,7 @@ from rich.text import Text
 
 from dflash_cache.runs.shown import shown_bytes
 
-from .render import figures_table, left_out, warnings_tables
+from .render import figures_table, left_out, linked, warnings_tables
 from .reports import Report
 
 LEARNED = "bold green underline"  # seen without colours too
@@ -48,6 +48,7 @@ def _cache_table(report: Report) -> Table:
         "dtype and codec": f"{identity['dtype']}, {report['codec']}",
         "hidden states": shown_bytes(raw),
         "on disk": shown_bytes(stored) + (f" ({stored / raw:.1%})" if raw else ""),
+        **linked(report),
         "written now": "by nobody"
         if writer is None
         else escape(", ".join(f"{name} {value}" for name, value in writer.items()) or "yes"),

@@ -7,6 +7,9 @@ import sys
 # Workers and trainer share the cores; spinning made steps up to six times slower (docs/decisions).
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+# Bars of the datasets library would stand between our own lines of progress.
+os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+
 import typer
 
 from dflash_cache.errors import DflashCacheError

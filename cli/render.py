@@ -92,6 +92,12 @@ def warnings_tables(warnings: Sequence[str]) -> list[Table]:
     return [table]
 
 
+def linked(report: Mapping[str, Any]) -> dict[str, str]:
+    """A row for the segments whose states lie in other caches, or none."""
+    lines = [f"{segments:,} in {folder}" for folder, segments in report["linked"].items()]
+    return {"linked segments": escape("\n".join(lines))} if lines else {}
+
+
 def left_out(report: Mapping[str, Any]) -> str:
     """Rows left out, by reason, with the first of each."""
     lines = [

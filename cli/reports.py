@@ -8,7 +8,7 @@ from rich.table import Table
 
 from dflash_cache.runs.shown import shown_bytes, shown_piece, shown_time
 
-from .render import channels_tables, figures_table, stages_tables
+from .render import channels_tables, figures_table, linked, stages_tables
 
 Report = Mapping[str, Any]
 REMEDIES = {
@@ -234,7 +234,7 @@ def merge_tables(report: Report) -> list[Table]:
         "datasets": f"{report['parts']}",
         "on disk": shown_bytes(report["bytes_stored"]),
     }
-    return [figures_table("Merged", rows)]
+    return [figures_table("Merged", rows | linked(report))]
 
 
 def both_tables(report: Report) -> list[Table]:

@@ -34,6 +34,10 @@ class CacheCorruptError(DflashCacheError):
     """Bytes on disk are not those that were written: see the named file."""
 
 
+class CacheAwayError(CacheCorruptError):
+    """States are linked to a file that is not there: mount its disk, or bring its cache back."""
+
+
 class CacheBusyError(DflashCacheError):
     """Another live process is writing this cache: wait for it, or use another folder."""
 

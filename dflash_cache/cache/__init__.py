@@ -26,7 +26,7 @@ from .fingerprints import digest, file_fingerprint
 from .layout import ROOT, SPEC, TARGET
 from .lock import writer_lock
 from .merge import merge_caches
-from .repair import rebuild_commits, restore_spec, rewrite_content, uncommit
+from .repair import rebuild_commits, require_linked, restore_spec, rewrite_content, uncommit
 from .row_content import RowContent
 from .segment import SegmentWriter
 from .spec import (
@@ -79,6 +79,7 @@ __all__ = [
     "part_number",
     "rebuild_commits",
     "remove_tree",
+    "require_linked",
     "require_same_identity",
     "restore_spec",
     "rewrite_content",

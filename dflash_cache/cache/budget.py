@@ -73,13 +73,13 @@ def open_budget(cache: Cache, limit: int, plans: Sequence[SegmentPlan], extracti
 
 
 def folder_bytes(folder: Path, leave_out: Collection[Path] = ()) -> int:
-    """Whole blocks of every file and folder in ``folder``, itself included."""
+    """Whole blocks of every file and folder in ``folder``, itself included; links as links."""
     total = 0
     for parent, folders, names in os.walk(folder):
         here = Path(parent)
         folders[:] = [name for name in folders if here / name not in leave_out]
         files = [here / name for name in names if here / name not in leave_out]
-        total += blocks(here.stat().st_size) + sum(blocks(path.stat().st_size) for path in files)
+        total += blocks(here.stat().st_size) + sum(blocks(path.lstat().st_size) for path in files)
     return total
 
 

@@ -1,6 +1,7 @@
 """A cache: identity, plan, the target's frozen parts, and committed segments."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,7 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from dflash_cache.errors import CacheCorruptError, CacheIncompleteError, ConfigError
+from dflash_cache.errors import (
+    CacheAwayError,
+    CacheCorruptError,
+    CacheIncompleteError,
+    ConfigError,
+)
 from dflash_cache.types import (
     Array,
     CommittedSegment,
@@ -24,8 +30,18 @@ from .arrays import group_metadata, read_array
 from .content import PLAN_ARRAYS, PlannedPart, TargetParts, write_groups
 from .durable import checked_line, fsync_tree, parse_checked_line
 from .fingerprints import Fingerprints, fingerprint_files, read_fingerprinted
-from .layout import LEDGERS, ROOT, SEGMENTS, SPEC, TARGET, ledger_name, plan_folder
+from .layout import (
+    LEDGERS,
+    ROOT,
+    SEGMENTS,
+    SPEC,
+    TARGET,
+    ledger_name,
+    plan_folder,
+    segment_folder,
+)
 from .record import SegmentRecord, read_record
+from .segment import SHARD_KEY
 from .segment_reader import SegmentReader
 from .spec import CacheSpec
 from .storage import Storage, open_storage
@@ -181,10 +197,19 @@ class Cache:
         """Let an error of damage end with the command that mends it."""
         try:
             yield
+        except CacheAwayError:
+            raise  # it says itself what to do, and nothing is to be made again
         except CacheCorruptError as error:
             raise CacheCorruptError(
                 f"{error}. Mend it with: dflash-cache verify --cache {self.address} --repair"
             ) from error
+
+    @property
+    def linked(self) -> dict[str, int]:
+        """Of how many committed segments the states lie in another cache, by its folder."""
+        names = (f"{segment_folder(index)}/{SHARD_KEY}" for index in self.segments)
+        files = filter(None, map(self.storage.link_of, names))
+        return dict(Counter(file.split(f"/{ROOT}/")[0] for file in files))
 
     def require_complete(self) -> None:
         """Raise ``CacheIncompleteError`` unless every planned segment is committed."""

@@ -38,16 +38,22 @@ def fsync_path(path: Path) -> None:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove ``folder`` and what is in it, if it is there."""
-    if folder.exists():
+    """Remove ``folder`` and what is in it, if it is there; of a link the link alone."""
+    if folder.is_symlink():
+        folder.unlink()
+    elif folder.exists():
         shutil.rmtree(folder)
 
 
 def fsync_tree(folder: Path) -> None:
-    """Make every file and folder below ``folder`` durable, contents before their folder."""
+    """Make every file and folder below ``folder`` durable, contents before their folder.
+
+    What a link leads to is left alone: the link itself is an entry of its folder.
+    """
     for parent, _, names in os.walk(folder, topdown=False):
-        for name in names:
-            fsync_path(Path(parent, name))
+        for path in (Path(parent, name) for name in names):
+            if not path.is_symlink():
+                fsync_path(path)
         fsync_path(Path(parent))
 
 

@@ -8,7 +8,7 @@ import xxhash
 
 from dflash_cache.errors import CacheCorruptError
 
-from .storage import Storage
+from .storage import Storage, missing_file
 
 BLOCK_BYTES = 8 << 20
 Fingerprints = Mapping[str, tuple[int, str]]  # name -> (size in bytes, digest)
@@ -46,7 +46,7 @@ def read_fingerprinted(storage: Storage, name: str, recorded: tuple[int, str]) -
     try:
         data = storage.read(name)
     except FileNotFoundError:
-        raise CacheCorruptError(f"{storage.place(name)}: the file is missing") from None
+        raise missing_file(storage, name) from None
     _require(storage.place(name), (len(data), digest(data)), recorded)
     return data
 
@@ -56,7 +56,7 @@ def check_fingerprint(storage: Storage, name: str, recorded: tuple[int, str]) ->
     try:
         reader = storage.open(name)
     except FileNotFoundError:
-        raise CacheCorruptError(f"{storage.place(name)}: the file is missing") from None
+        raise missing_file(storage, name) from None
     try:
         state, block = xxhash.xxh3_64(), np.empty(min(BLOCK_BYTES, reader.size), np.uint8)
         for start in range(0, reader.size, BLOCK_BYTES):

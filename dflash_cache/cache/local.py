@@ -14,7 +14,7 @@ from .durable import fsync_path, remove_temporaries, remove_tree, write_atomical
 from .layout import LEDGERS, LOCK, LOG, ROOT, SEGMENTS, SPEC, STAGING, segment_folder
 from .lock import is_being_written, writer_lock, writer_of
 from .record import own_record
-from .storage import segments_in_place
+from .storage import missing_file, segments_in_place
 
 MOST_BUFFERS = 1024  # of one call, Linux' IOV_MAX
 
@@ -84,11 +84,27 @@ class LocalStorage:
         folder.rename(path)
         fsync_path(path.parent)
 
+    def link_of(self, name: str) -> str | None:
+        path = self.root / name
+        return str(path.readlink()) if path.is_symlink() else None
+
     def copy(self, name: str, path: Path) -> None:
+        file = self._file_of(name)
         try:
-            path.hardlink_to(self.root / name)
+            path.hardlink_to(file)
         except OSError:  # another file system, or one without hard links
-            shutil.copyfile(self.root / name, path)
+            shutil.copyfile(file, path)
+
+    def link(self, name: str, path: Path) -> None:
+        """Make ``path``, in whatever file system, a symbolic link to a file of this cache."""
+        path.symlink_to(self._file_of(name))
+
+    def _file_of(self, name: str) -> Path:
+        """The absolute path of a file, which is no link."""
+        try:
+            return (self.root / name).resolve(strict=True)
+        except FileNotFoundError:
+            raise missing_file(self, name) from None
 
     def discard(self, names: Iterable[str]) -> None:
         staging = self.root / STAGING

@@ -10,18 +10,20 @@ from dflash_cache.types import CommittedSegment
 from .cache import Cache
 from .durable import fsync_tree
 from .layout import SPEC, segment_folder, segment_name
+from .local import LocalStorage
 from .segment import SHARD_KEY
 from .spec import CacheSpec, differences, part_number
 from .storage import Storage
 from .writer import CacheWriter
 
 
-def merge_caches(sources: Sequence[Cache], into: Storage) -> Cache:
+def merge_caches(sources: Sequence[Cache], into: Storage, *, symlink: bool = False) -> Cache:
     """Make or extend the cache ``into`` with all dataset parts and segments of ``sources``.
 
     A part that several have, as when machines shared one plan, becomes one with the segments of
-    all. Committed segments are taken as they are, by hard links where the file system allows. A
-    merge that was cut short goes on. The caller holds ``into``'s lock.
+    all. Committed segments are taken as they are, by hard links where the file system allows. With
+    ``symlink`` hidden states stay where they lie, and symbolic links lead to them; caches are
+    folders then. A merge that was cut short goes on. The caller holds ``into``'s lock.
     """
     merged = _with_all_parts(sources, into)
     writer = CacheWriter(merged)
@@ -29,7 +31,7 @@ def merge_caches(sources: Sequence[Cache], into: Storage) -> Cache:
         for index in sorted(source.segments):
             place = _place_of(source.spec, index, merged.spec)
             if place not in merged.segments:
-                writer.commit(*_renumbered(source, index, writer.staging, place))
+                writer.commit(*_renumbered(source, index, writer.staging, place, symlink))
     return merged
 
 
@@ -76,14 +78,18 @@ def _place_of(spec: CacheSpec, index: int, merged: CacheSpec) -> int:
 
 
 def _renumbered(
-    source: Cache, index: int, staging: Path, place: int
+    source: Cache, index: int, staging: Path, place: int, symlink: bool
 ) -> tuple[Path, CommittedSegment]:
     record, folder = source.record(index), staging / segment_name(place)
     files = [*record.files, SHARD_KEY] if record.num_tokens else list(record.files)
     for name in files:
-        path = folder / name
+        path, file = folder / name, f"{segment_folder(index)}/{name}"
         path.parent.mkdir(parents=True, exist_ok=True)
-        source.storage.copy(f"{segment_folder(index)}/{name}", path)
+        if symlink and name == SHARD_KEY:  # the other files are a thousandth of it
+            assert isinstance(source.storage, LocalStorage), "an object store has no links"
+            source.storage.link(file, path)
+        else:
+            source.storage.copy(file, path)
     record = replace(record, index=place)
     (folder / "zarr.json").write_bytes(record.to_bytes())
     fsync_tree(folder)

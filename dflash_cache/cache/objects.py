@@ -77,6 +77,9 @@ class ObjectStorage:
     def open(self, name: str) -> ObjectReader:
         return ObjectReader(self._store, name, self.place(name))
 
+    def link_of(self, name: str) -> str | None:  # noqa: ARG002  a store has no links
+        return None
+
     def names(self, prefix: str = "") -> list[str]:
         with naming(self.place(prefix)):
             listed = obstore.list(self._store, prefix or None)

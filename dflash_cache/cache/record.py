@@ -12,7 +12,7 @@ from .arrays import group_metadata
 from .durable import checked_line, parse_checked_line
 from .fingerprints import digest
 from .layout import segment_folder
-from .storage import Storage
+from .storage import Storage, missing_file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +72,7 @@ def read_record(storage: Storage, segment: CommittedSegment) -> SegmentRecord:
     try:
         metadata = storage.read(name)
     except FileNotFoundError:
-        raise CacheCorruptError(f"{storage.place(name)}: the file is missing") from None
+        raise missing_file(storage, name) from None
     if digest(metadata) != segment.record_digest:
         raise CacheCorruptError(f"{storage.place(name)}: not the record that was committed")
     return SegmentRecord.from_bytes(metadata, storage.place(name))

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Collection, Mapping
 
-from dflash_cache.errors import CacheCorruptError
+from dflash_cache.errors import CacheAwayError, CacheCorruptError
 
 from .cache import Cache, spec_copy
 from .content import PlannedPart, TargetParts, write_groups
@@ -12,7 +12,8 @@ from .fingerprints import check_fingerprint
 from .layout import ROOT, SPEC, segment_folder
 from .local import LocalStorage
 from .record import own_record
-from .storage import Storage, segments_in_place
+from .segment import SHARD_KEY
+from .storage import Storage, missing_file, segments_in_place
 
 
 def restore_spec(storage: Storage) -> None:
@@ -62,6 +63,22 @@ def rewrite_content(
     for name in sorted(names):
         storage.write(name, (fresh / name).read_bytes())
     storage.write(f"{ROOT}/zarr.json", spec_copy(storage.read(SPEC)))
+
+
+def require_linked(cache: Cache, indices: Collection[int]) -> None:
+    """``CacheAwayError`` if states of one of these segments are linked to what is not there.
+
+    Their disk may only not be mounted, and they are not lost then.
+    """
+    storage = cache.storage
+    names = (f"{segment_folder(index)}/{SHARD_KEY}" for index in sorted(indices))
+    away = [name for name in names if storage.link_of(name) and not storage.exists(name)]
+    if away:
+        raise CacheAwayError(
+            f"{missing_file(storage, away[0])}. {len(away)} segments are linked so, and none was "
+            f"given up. If they are lost, remove the dead links: find {storage.address} -xtype l "
+            "-delete; then the same command makes the segments again, in this cache"
+        )
 
 
 def uncommit(cache: Cache, indices: Collection[int]) -> None:

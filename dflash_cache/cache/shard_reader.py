@@ -13,7 +13,7 @@ from .fingerprints import digest
 from .landing import Landing, borrowed_landing
 from .record import SegmentRecord
 from .shard import INDEX_ENTRY_BYTES
-from .storage import RangeReader, Storage
+from .storage import RangeReader, Storage, missing_file
 from .tokens import ChunkPart
 
 REQUEST_BYTES = 16 << 20  # in one call, or one request to an object store
@@ -87,7 +87,7 @@ class ShardReader:
         try:
             file = self._storage.open(self._name)
         except FileNotFoundError:
-            raise CacheCorruptError(f"{self._place()}: the file is missing") from None
+            raise missing_file(self._storage, self._name) from None
         try:
             if file.size != size:
                 raise CacheCorruptError(f"{self._place()}: {file.size} bytes, expected {size}")

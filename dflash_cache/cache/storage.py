@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
+from dflash_cache.errors import CacheAwayError, CacheCorruptError
 from dflash_cache.types import CommittedSegment
 
 from .layout import SEGMENTS
@@ -68,6 +69,9 @@ class Storage(Protocol):
     def open(self, name: str) -> RangeReader:
         """``FileNotFoundError`` if it is missing."""
 
+    def link_of(self, name: str) -> str | None:
+        """The file that a symbolic link ``name`` leads to, there or not; None if it is no link."""
+
     def names(self, prefix: str = "") -> list[str]:
         """Every file below ``prefix``."""
 
@@ -121,6 +125,16 @@ class Storage(Protocol):
 
     def writer(self) -> dict[str, Any] | None:
         """The live writer's host and pid, and since when; None if there is none."""
+
+
+def missing_file(storage: Storage, name: str) -> CacheCorruptError:
+    """The error of a file that is not there; that of a link names what it leads to."""
+    if (linked := storage.link_of(name)) is None:
+        return CacheCorruptError(f"{storage.place(name)}: the file is missing")
+    return CacheAwayError(
+        f"{storage.place(name)}: a link to {linked}, which is not there; mount its disk, or bring "
+        "back the cache that it is of"
+    )
 
 
 def segments_in_place(storage: Storage) -> list[int]:

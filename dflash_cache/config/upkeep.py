@@ -49,3 +49,6 @@ class MergeConfig:
 
     caches: tuple[str, ...] = option(help="The caches to merge.", argument=True)
     into: str = option(help="Cache to make, or to extend.")
+    symlink: bool = option(
+        False, help="Leave hidden states where they lie, on several disks, and link to them."
+    )

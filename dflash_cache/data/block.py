@@ -13,6 +13,7 @@ from .rows import TokenRows
 # Reasons for which a row is left out, in the order in which they are looked for.
 REASONS = ("null", "empty", "too_long", "no_loss_token", "no_anchor")
 KEPT = -1
+MOST_IDS = 1 << 31  # a cache has them as int32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,17 +70,23 @@ class RowBlock:
         )
         return np.select(found, range(len(REASONS)), default=KEPT)
 
-    def faults(self, vocab_size: int) -> list[DroppedRow]:
-        """Each row that breaks the format, once, ascending; what a null row hides is no fault."""
+    def faults(self, vocab_size: int | None) -> list[DroppedRow]:
+        """Each row that breaks the format, once, ascending; what a null row hides is no fault.
+
+        Without a vocabulary an id has to be one that some target may have.
+        """
         ids, mask = self.ids, self.mask
         faults = [
             *self._value_faults(ids, ids.nulls, "null_value", "null in input_ids"),
             *self._value_faults(mask, mask.nulls, "null_value", "null in loss_mask"),
             *self._length_faults(),
         ]
-        if len(ids.values) and (ids.values.min() < 0 or ids.values.max() >= vocab_size):
-            positions = np.flatnonzero((ids.values < 0) | (ids.values >= vocab_size))
-            words = f"id {{}} is outside the target's vocabulary 0..{vocab_size - 1}"
+        bound = MOST_IDS if vocab_size is None else vocab_size
+        if len(ids.values) and (ids.values.min() < 0 or ids.values.max() >= bound):
+            positions = np.flatnonzero((ids.values < 0) | (ids.values >= bound))
+            words = "id {} is no token's"
+            if vocab_size is not None:
+                words = f"id {{}} is outside the target's vocabulary 0..{vocab_size - 1}"
             faults += self._value_faults(ids, positions, "id_out_of_range", words)
         positions = np.flatnonzero(self.supervised & (mask.values != 1))
         words = "loss_mask value {} is neither 0 nor 1"

@@ -16,6 +16,7 @@ from dflash_cache.types import TokenSequence
 from .columns import INTEGERS, NUMBERS, ListColumn
 
 _SAVED = ("state.json", "dataset_dict.json")  # by save_to_disk
+_CHATS = {"messages", "conversations", "prompt"}  # columns of what ``tokenize`` takes
 _READERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json"}
 
 
@@ -25,9 +26,12 @@ class TokenRows:
     def __init__(self, table: pa.Table, limit: int | None = None) -> None:
         missing = {"input_ids", "loss_mask"} - set(table.column_names)
         if missing:
+            remedy = "Rename your columns to input_ids and loss_mask"
+            if _CHATS & set(table.column_names):
+                remedy = "Chats become tokens with: dflash-cache tokenize CHATS --target M --out D"
             raise DataError(
                 f"the dataset has no column {', '.join(sorted(missing))}; it has "
-                f"{', '.join(table.column_names)}. Rename your columns to input_ids and loss_mask"
+                f"{', '.join(table.column_names)}. {remedy}"
             )
         self.input_ids = ListColumn("input_ids", table.column("input_ids"), INTEGERS)
         self.loss_mask = ListColumn("loss_mask", table.column("loss_mask"))

@@ -10,13 +10,15 @@ import numpy as np
 from dflash_cache.cache import SPEC, Cache, float32_states
 from dflash_cache.config import InspectConfig
 from dflash_cache.errors import ConfigError
+from dflash_cache.run_files import RUN, TRAINING
 from dflash_cache.types import HiddenSegment, Int64Array, SegmentPlan
 
 
 def inspect(config: InspectConfig) -> dict[str, Any]:
     """Look into a cache (``inspect_cache``) or a dataset of tokens (``inspect_dataset``)."""
     path = Path(config.cache)
-    if "://" not in config.cache and path.exists() and not (path / SPEC).exists():
+    if "://" not in config.cache and not (path / SPEC).exists():
+        _require_neither(path)
         from dflash_cache.data import is_dataset
 
         if is_dataset(path):
@@ -28,13 +30,29 @@ def inspect(config: InspectConfig) -> dict[str, Any]:
     return inspect_cache(config)
 
 
+def _require_neither(path: Path) -> None:
+    """``ConfigError`` if there is nothing at ``path``, or what another command reads."""
+    if not path.exists():
+        raise ConfigError(f"{path} does not exist; name a cache, or a dataset of tokens")
+    if (path / RUN).is_file():
+        raise ConfigError(
+            f"{path} is the folder of a run, and no cache; its figures are written as a page with: "
+            f"dflash-cache report {path}"
+        )
+    if (path / TRAINING).is_file():
+        raise ConfigError(
+            f"{path} is a drafter, and no cache; measure it with: "
+            f"dflash-cache evaluate --target M --drafter {path} --data D"
+        )
+
+
 def inspect_cache(config: InspectConfig) -> dict[str, Any]:
     """Read the records of a cache, finished or not, also while it is written.
 
     Returns the report: identity {..}, segments, segments_planned, sequences, tokens, lengths
     {shortest, median, longest, histogram [{from, to, rows}]}, dropped {reason: rows}, codec,
-    bytes_raw, bytes_stored, writer {host, pid, since} or null; row {..} and quality {..} on
-    request.
+    bytes_raw, bytes_stored, linked {cache folder: segments}, writer {host, pid, since} or null;
+    row {..} and quality {..} on request.
     """
     cache = Cache.open(config.cache)
     plan = cache.plan
@@ -50,6 +68,7 @@ def inspect_cache(config: InspectConfig) -> dict[str, Any]:
         "codec": cache.spec.codec,
         "bytes_raw": sum(segment.bytes_raw for segment in segments),
         "bytes_stored": sum(segment.bytes_stored for segment in segments),
+        "linked": cache.linked,
         "writer": cache.storage.writer(),
     }
     if config.row is not None:

@@ -13,7 +13,7 @@ from dflash_cache.types import Array
 
 from .inspect import length_figures
 
-NO_LIMIT = 1 << 31  # ids are int32, and no row is longer
+NO_LIMIT = 1 << 31  # no row is longer
 
 
 def inspect_dataset(config: InspectConfig) -> dict[str, Any]:
@@ -26,9 +26,7 @@ def inspect_dataset(config: InspectConfig) -> dict[str, Any]:
     if config.quality:
         raise ConfigError(f"--quality is of a cache, and {config.cache} is a dataset")
     rows = TokenRows.open(Path(config.cache), split=config.split)
-    found = survey(
-        rows, vocab_size=NO_LIMIT, max_seq_len=NO_LIMIT, too_long="drop", on_bad_row="drop"
-    )
+    found = survey(rows, vocab_size=None, max_seq_len=NO_LIMIT, too_long="drop", on_bad_row="drop")
     first = {row.reason: f"row {row.row_id} {row.detail}" for row in reversed(found.dropped)}
     report: dict[str, Any] = {
         "dataset": config.cache,

@@ -12,14 +12,16 @@ def merge(config: MergeConfig) -> dict[str, Any]:
     """Put the segments of ``config.caches`` together in ``config.into``.
 
     Returns the report: segments, missing (planned and in no source), sequences, tokens, parts,
-    bytes_stored.
+    bytes_stored, linked {cache folder: segments}.
     """
+    if config.symlink:
+        _require_folders(*config.caches, config.into)
     into = open_storage(config.into)
     sources = [Cache.open(address) for address in config.caches]
     if not sources or any(_same_place(source.address, into.address) for source in sources):
         raise ConfigError(f"--into {config.into}: name at least one cache, and another folder")
     with into.lock():
-        cache = merge_caches(sources, into)
+        cache = merge_caches(sources, into, symlink=config.symlink)
     segments = cache.segments.values()
     return {
         "segments": len(segments),
@@ -28,7 +30,17 @@ def merge(config: MergeConfig) -> dict[str, Any]:
         "tokens": sum(segment.num_tokens for segment in segments),
         "parts": len(cache.spec.parts),
         "bytes_stored": sum(segment.bytes_stored for segment in segments),
+        "linked": cache.linked,
     }
+
+
+def _require_folders(*addresses: str) -> None:
+    for address in addresses:
+        if "://" in address:
+            raise ConfigError(
+                f"--symlink: {address} is in an object store, and links lead from folder to "
+                "folder; without --symlink the segments are copied"
+            )
 
 
 def _same_place(address: str, other: str) -> bool:

@@ -16,6 +16,7 @@ from dflash_cache.cache import (
     TargetParts,
     open_storage,
     rebuild_commits,
+    require_linked,
     restore_spec,
     rewrite_content,
     uncommit,
@@ -70,10 +71,12 @@ def _repair(config: VerifyConfig, storage: Storage, on_progress: OnProgress) -> 
                 restore(storage)
         faults = verify_cache(storage, alone=True)
         cache = Cache.open(storage)
+        damaged = {fault.segment for fault in faults if fault.segment is not None}
+        require_linked(cache, damaged)
         # Nothing is given up before datasets and target are known to be those of the cache.
         preparations = _preparations(config, cache, faults)
         _rewrite_content(preparations, cache, faults)
-        uncommit(cache, {fault.segment for fault in faults if fault.segment is not None})
+        uncommit(cache, damaged)
     for preparation in preparations.values():
         extract(preparation.config, on_progress)
     return verify_cache(storage)

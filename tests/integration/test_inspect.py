@@ -237,8 +237,44 @@ def test_a_bad_row_of_a_dataset_is_shown_with_what_is_wrong(tmp_path, name):
 
 def test_a_folder_that_is_neither_cache_nor_dataset_is_said_to_be_no_cache(folder, tmp_path):
     (tmp_path / "metrics.jsonl").write_text("{}\n")
-    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match=r"is no cache: it has no spec\.json"):
         inspect(InspectConfig(cache=str(tmp_path)))
     with pytest.raises(ConfigError, match=r"--split train: .* is no dataset"):
         show(folder, split="train")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (None, r"run does not exist; name a cache, or a dataset"),
+        ("run.json", r"folder of a run.*: dflash-cache report .*run$"),
+        ("training.json", r"is a drafter.*: dflash-cache evaluate --target M --drafter .*run "),
+    ],
+    ids=["nothing", "run", "drafter"],
+)
+def test_what_is_no_cache_is_said_to_be_what_it_is_with_the_command_for_it(tmp_path, name, words):
+    if name:
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / name).write_text("{}")
+    with pytest.raises(ConfigError, match=words):
+        inspect(InspectConfig(cache=str(tmp_path / "run")))
+
+
+def test_an_id_that_no_target_has_is_named_without_a_vocabulary(tmp_path):
+    write_rows(tmp_path / "rows.parquet", DATA["negative-id"][1])
+    report = inspect(InspectConfig(cache=str(tmp_path / "rows.parquet")))
+    assert report["dropped_first"] == {"id_out_of_range": "row 3 position 1: id -1 is no token's"}
+
+
+def test_chats_in_the_place_of_tokens_are_told_of_the_command_that_makes_them(tmp_path):
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": []}) + "\n")
+    program = "import sys\nfrom dflash_cache.cli.main import main\nmain()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "inspect", tmp_path / "chats.jsonl"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "dflash-cache tokenize CHATS" in done.stderr
+    assert len(done.stderr.splitlines()) == 1  # and no bar of the datasets library

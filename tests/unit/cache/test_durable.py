@@ -8,6 +8,7 @@ from dflash_cache.cache.durable import (
     crc32c,
     fsync_tree,
     parse_checked_line,
+    remove_tree,
     write_atomically,
 )
 from dflash_cache.errors import CacheCorruptError
@@ -82,6 +83,20 @@ def test_a_tree_is_made_durable_to_its_last_file_with_contents_before_their_fold
     assert sorted(order) == sorted(names.values())
     for path in names.values():
         assert path == tmp_path or order.index(path) < order.index(path.parent)
+
+
+def test_what_a_link_leads_to_is_neither_removed_nor_has_to_be_there(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "c.0").write_bytes(b"data")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "inside").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "folder" / "dead").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    fsync_tree(tmp_path / "folder")
+    remove_tree(tmp_path / "folder")
+    remove_tree(tmp_path / "link")
+    assert [path.name for path in tmp_path.iterdir()] == ["elsewhere"]
+    assert (tmp_path / "elsewhere" / "c.0").read_bytes() == b"data"
 
 
 def test_a_checked_line_gives_its_record_back():
