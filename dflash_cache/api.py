@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from .cache import Cache, CacheSpec
 from .config import ExtractConfig, TrainConfig
 from .runs.extract import extract as run_extract
-from .runs.inspect import stored_rows
+from .runs.inspect_cache import stored_rows
 from .runs.progress import OnProgress, Progress, ignore
 from .runs.train import train as run_train
 from .settings import build

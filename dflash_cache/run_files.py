@@ -1,4 +1,6 @@
-"""What lies where in a run's folder."""
+"""What lies where in a run's folder, and which file marks a cache."""
+
+CACHE_SPEC = "spec.json"  # in a cache's folder: what it is made of
 
 RUN = "run.json"  # what the run was made from
 SETTINGS = "train.json"  # of the last start

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 if TYPE_CHECKING:  # torch must not be imported by code that only reads a cache
     import torch
@@ -27,6 +28,20 @@ class TokenSequence:
     row_id: int
     input_ids: npt.NDArray[np.int32]  # [T]
     loss_mask: npt.NDArray[np.uint8]  # [T], 0 or 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowContent:
+    """A row known by what it holds, wherever it stands: its tokens' number and hash."""
+
+    num_tokens: int
+    tokens_hash: str
+
+    @classmethod
+    def of(cls, input_ids: Array) -> RowContent:
+        """Of a row's ids [T] as they were used."""
+        ids = np.ascontiguousarray(input_ids, np.int32)
+        return cls(num_tokens=len(ids), tokens_hash=xxhash.xxh3_128_hexdigest(ids.data))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -27,7 +27,6 @@ from .layout import ROOT, SPEC, TARGET
 from .lock import writer_lock
 from .merge import merge_caches
 from .repair import rebuild_commits, require_linked, restore_spec, rewrite_content, uncommit
-from .row_content import RowContent
 from .segment import SegmentWriter
 from .spec import (
     CacheSpec,
@@ -54,7 +53,6 @@ __all__ = [
     "DatasetPart",
     "Fault",
     "PlannedPart",
-    "RowContent",
     "SegmentWriter",
     "Storage",
     "TargetIdentity",

@@ -1,6 +1,8 @@
 """What lies in a cache under which name."""
 
-SPEC = "spec.json"
+from dflash_cache.run_files import CACHE_SPEC
+
+SPEC = CACHE_SPEC
 LOG = "commits.log"
 LOCK = "lock"
 STAGING = "staging"

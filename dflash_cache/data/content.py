@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from dflash_cache.cache import RowContent
-from dflash_cache.types import Int64Array
+from dflash_cache.types import Int64Array, RowContent
 
 from .rows import TokenRows
 from .survey import Survey

@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from dflash_cache.cache import RowContent
 from dflash_cache.train import SegmentSource
-from dflash_cache.types import HiddenSegment, Int64Array
+from dflash_cache.types import HiddenSegment, Int64Array, RowContent
 
 
 class NotingSource:

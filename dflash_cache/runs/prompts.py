@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from dflash_cache.cache import CacheSpec, RowContent
+from dflash_cache.cache import CacheSpec
 from dflash_cache.config import EvaluateConfig
 from dflash_cache.data import Survey, TokenRows, find_rows, survey
 from dflash_cache.drafter.config import DrafterConfig
 from dflash_cache.drafter.export import load_training
 from dflash_cache.errors import ConfigError
-from dflash_cache.types import Int64Array
+from dflash_cache.types import Int64Array, RowContent
 
 NO_CATEGORY = "(none)"
 

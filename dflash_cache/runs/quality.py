@@ -18,7 +18,7 @@ from dflash_cache.target import LayerCapture, Target, identify_target, resolve_t
 from dflash_cache.types import Array, HiddenSegment, Int64Array
 
 from .devices import single_device
-from .inspect import stored_rows
+from .inspect_cache import stored_rows
 
 
 @dataclass(slots=True)
