@@ -19,6 +19,7 @@ def regenerate_tables(report: Report) -> list[Table]:
     }
     if report["model"] is not None:
         rows["answered by"] = escape(report["model"])
+    rows["next"] = escape(f"dflash-cache tokenize {report['out']} --target M --out D")
     return [figures_table("Regenerated", rows)]
 
 
@@ -35,5 +36,6 @@ def tokenize_tables(report: Report) -> list[Table]:
         "rows left out": left_out(report),
         "rows truncated": f"{report['truncated']:,}",
         "written": escape(report["out"]),
+        "next": escape(f"dflash-cache inspect {report['out']} --row 0 --target M"),
     }
     return [figures_table("Tokenized", rows), *warnings_tables(report["warnings"])]

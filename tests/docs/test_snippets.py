@@ -2,8 +2,9 @@
 
 Convention: every ```python block of README.md and docs/ runs, in order, with one namespace a page.
 ``cache_path`` is bound to a small finished cache, and the working directory is an empty folder.
-Commands in ```bash blocks are parsed by the program itself and not run. Keys in ```toml blocks are
-settings. Links to files of the repository lead somewhere.
+Commands in ```bash blocks are parsed by the program itself and not run, but for the tutorial's way
+from chats to a drafter, with less of everything. Keys in ```toml blocks are settings. Links to
+files of the repository lead somewhere.
 """
 
 import re
@@ -27,6 +28,7 @@ from dflash_cache.config import (
 )
 from dflash_cache.runs.extract import extract
 from dflash_cache.settings import options_of
+from tests.support import refusals
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -34,6 +36,13 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 CONFIGS = (BothConfig, EvaluateConfig, ExportConfig, VerifyConfig, TokenizeConfig)
 SETTINGS = {item.name for each in CONFIGS for item, _ in options_of(each)}
+TUTORIAL = ROOT / "docs/tutorials/first-drafter.md"
+WAY = ("regenerate", "tokenize", "inspect", "plan", "both", "evaluate", "report", "export")
+SMALLER = {  # put behind a command: of a flag that is given twice the last one counts
+    "regenerate": "--limit 12 --max-tokens 8",
+    "both": "--steps 2",
+    "evaluate": "--prompts 1 --new-tokens 4",
+}
 COMMANDS = typer.main.get_command(app).commands
 
 
@@ -113,6 +122,24 @@ def test_command_lines_are_ones_the_program_takes(page: Path) -> None:
             assert "--help" in flags
         except Exception as error:
             raise AssertionError(f"{place}: {line}: {error}") from error
+
+
+def test_the_way_from_chats_to_a_drafter_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (chats,) = (text for _, text in blocks(TUTORIAL, "python") if "prompts.jsonl" in text)
+    exec(compile(chats, str(TUTORIAL), "exec"), {"__name__": "snippet"})
+    lines = [line.removeprefix("dflash-cache ") for _, line in command_lines(TUTORIAL)]
+    first = next(number for number, line in enumerate(lines) if line.startswith(WAY[0]))
+    way = [line for line in lines[first:] if line.split()[0] in COMMANDS][: len(WAY)]
+    assert tuple(line.split()[0] for line in way) == WAY
+    for line in way:
+        command = line.replace('"$TARGET"', "TARGET") + f" {SMALLER.get(line.split()[0], '')}"
+        code, errors = refusals.run(command)
+        assert code == 0, f"{line}: {errors}"
+    for made in ("run/report.html", "run/evaluation.json", "drafter/model.safetensors"):
+        assert (tmp_path / made).stat().st_size
 
 
 @pytest.mark.parametrize("page", pages_with("bash"), ids=page_name)

@@ -25,7 +25,7 @@ def test_what_was_left_out_is_shown_with_the_first_row_of_each_reason():
     for words in (
         "98 template, first row 7: [INST] first",
         "2 no_answer, first row 9",
-        "tokens[1]",
+        "dflash-cache inspect tokens[1] --row 0",
     ):
         assert words in text
     assert "WARNING" not in text
@@ -45,5 +45,11 @@ def test_what_the_target_answered_is_shown_and_cut_answers_name_the_flag():
     for table in regenerate_tables(report):
         Console(width=200, file=file).print(table)
     text = file.getvalue()
-    for words in ("1,200, 300 of them by", "3, see --max-tokens", "first row 7: [a]", "m[1]"):
+    for words in (
+        "1,200, 300 of them by",
+        "3, see --max-tokens",
+        "first row 7: [a]",
+        "m[1]",
+        "tokenize chats",
+    ):
         assert words in text
