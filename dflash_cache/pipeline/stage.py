@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(kw_only=True, slots=True)
@@ -25,7 +25,11 @@ class Depth:
 
 @dataclass(kw_only=True, slots=True)
 class StageStatistics:
-    """Seconds summed over all threads of one stage; ``busy_s`` is what neither wait explains."""
+    """Seconds summed over all threads of one stage; ``busy_s`` is what neither wait explains.
+
+    While a thread runs or waits, its own sum is less the time at which that began, so far below
+    zero: one number, which ``until`` may read at any moment.
+    """
 
     alive_s: float = 0.0
     starved_s: float = 0.0
@@ -50,8 +54,22 @@ class StageStatistics:
         for name, depth in other.depths.items():
             self.note_depth(name, depth.capacity, depth.num_taken, depth.held)
 
+    def until(self, now_s: float) -> "StageStatistics":
+        """A copy in which what still goes on counts until ``now_s``; from any thread."""
+        return StageStatistics(
+            alive_s=_until(self.alive_s, now_s),
+            starved_s=_until(self.starved_s, now_s),
+            blocked_s=_until(self.blocked_s, now_s),
+            num_threads=self.num_threads,
+            depths={name: replace(depth) for name, depth in list(self.depths.items())},
+        )
+
     def note_depth(self, channel: str, capacity: int, num_taken: int, held: int) -> None:
         self.depths.setdefault(channel, Depth(capacity=capacity)).add(num_taken, held)
+
+
+def _until(seconds: float, now_s: float) -> float:
+    return seconds + now_s if seconds < 0 else seconds
 
 
 _current = threading.local()
@@ -82,14 +100,18 @@ def wait_until(changed: threading.Condition, ready: Callable[[], bool], *, kind:
     """
     if ready():
         return
-    began = time.perf_counter()
+    _count(kind, -time.perf_counter())
     try:
         changed.wait_for(ready)
     finally:
-        waited_s = time.perf_counter() - began
-        statistics: StageStatistics | None = getattr(_current, "statistics", None)
-        if statistics is not None:
-            if kind == "starved":
-                statistics.starved_s += waited_s
-            else:
-                statistics.blocked_s += waited_s
+        _count(kind, time.perf_counter())
+
+
+def _count(kind: str, seconds: float) -> None:
+    statistics: StageStatistics | None = getattr(_current, "statistics", None)
+    if statistics is None:
+        return
+    if kind == "starved":
+        statistics.starved_s += seconds
+    else:
+        statistics.blocked_s += seconds

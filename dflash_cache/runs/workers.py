@@ -61,6 +61,9 @@ class Workers(Protocol):
     def target_parts(self) -> TargetParts:
         """What the cache keeps of the target."""
 
+    def device_tokens(self) -> dict[str, int]:
+        """Tokens that went through the target of each device so far; from any thread."""
+
     def spawn(
         self,
         pipeline: Pipeline,
@@ -78,10 +81,18 @@ class ThreadWorkers:
         self._batching = Batching.of(preparation)
         self._captures = [captures[device] for device in preparation.devices]
         self._writers = preparation.config.writers
+        self._devices = preparation.devices
         self.num_workers = len(self._captures)
+        self._tokens = [0] * self.num_workers  # each worker counts its own
 
     def target_parts(self) -> TargetParts:
         return self._captures[0].target.parts()
+
+    def device_tokens(self) -> dict[str, int]:
+        counts = dict.fromkeys(self._devices, 0)
+        for device, tokens in zip(self._devices, self._tokens, strict=True):
+            counts[device] += tokens
+        return counts
 
     def spawn(
         self,
@@ -92,6 +103,7 @@ class ThreadWorkers:
     ) -> None:
         making = SegmentMaking(pipeline, self._batching, writer.segment)
         making.spawn(self._captures, self._writers, rows, finished)
+        self._tokens = making.tokens
 
 
 @contextmanager
@@ -125,6 +137,7 @@ class SegmentMaking:
         self._pipeline = pipeline
         self._batching = batching
         self._open_segment = open_segment
+        self.tokens: list[int] = []  # captured, by worker; each counts its own
 
     def spawn(
         self,
@@ -142,8 +155,9 @@ class SegmentMaking:
         pinned = any(capture.target.device.type == "cuda" for capture in captures)
         buffers = self._staging(2 * len(captures) + writers, pinned=pinned)
         self._buffers = pipeline.pool("staging", buffers)
-        for capture in captures:
-            pipeline.spawn("target", partial(self._capture, capture, rows), into=lanes)
+        self.tokens = [0] * len(captures)
+        for worker, capture in enumerate(captures):
+            pipeline.spawn("target", partial(self._capture, worker, capture, rows), into=lanes)
         for lane in lanes:
             pipeline.spawn("write", partial(self._write, lane, finished), into=[finished])
 
@@ -152,13 +166,14 @@ class SegmentMaking:
         spec, num_tokens = self._batching.spec, self._batching.staging_tokens
         return [StagingBuffer.allocate(spec, num_tokens, pinned=pinned) for _ in range(count)]
 
-    def _capture(self, capture: LayerCapture, rows: Channel[ReadSegment]) -> None:
+    def _capture(self, worker: int, capture: LayerCapture, rows: Channel[ReadSegment]) -> None:
         for read in rows:
             lane = self._free_lanes.get()  # one writer a segment, so its batches stay in order
             for batch in plan_batches(read.plan.lengths, self._batching.batch_tokens):
                 buffer = self._buffers.get()
                 sequences = read.sequences[batch]
                 result = capture_batch(capture, sequences, buffer, self._pipeline.check)
+                self.tokens[worker] += sum(len(sequence.input_ids) for sequence in sequences)
                 last = batch.stop == len(read.sequences)
                 lane.put(_StagedBatch(read.plan, buffer, result, last))
 
