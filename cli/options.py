@@ -32,7 +32,7 @@ def with_options(
     def decorate(run: Run) -> Callable[..., None]:
         def command(**flags: Any) -> None:
             file, printed = flags.pop("config"), flags.pop("print_config")
-            output = Output(**{item.name: flags.pop(item.name) for item in fields(Output)})
+            output = _output(flags)
             for name in arguments:
                 flags[name] = _one_of(name, flags[name], flags.pop(f"{name}_flag"))
             given = {
@@ -42,11 +42,8 @@ def with_options(
             from_file = load_toml(file, config_type) if file else {}
             below = preset(from_file | given) if preset else {}
             config = build(config_type, below, from_file, given)
-            if printed:
-                typer.echo(to_toml(config), nl=False)
-                return
             with output.logging():
-                run(config, output)
+                typer.echo(to_toml(config), nl=False) if printed else run(config, output)
 
         hints = {item.name: hint for item, hint in options_of(config_type)}
         parameters = [_parameter(item, hint) for item, hint in options_of(config_type)]
@@ -63,6 +60,11 @@ def with_options(
         return command
 
     return decorate
+
+
+def _output(flags: dict[str, Any]) -> Output:
+    """Takes its own out of ``flags``."""
+    return Output(**{item.name: flags.pop(item.name) for item in fields(Output)})
 
 
 def _flags_of_every_command() -> list[inspect.Parameter]:

@@ -183,8 +183,7 @@ class TrainingRun:
         def measure() -> BlockAccuracy:
             return self._measure(trainer.step, source, pipeline.check)
 
-        shown = on_progress if self._ranks.first else ignore
-        progress = TrainingProgress(pipeline, config.device, self._num_steps, shown)
+        progress = self._progress(pipeline, on_progress)
 
         def work() -> None:
             progress.begin(trainer.state)
@@ -198,6 +197,10 @@ class TrainingRun:
             on_phase("end")
 
         pipeline.spawn("train", work)
+
+    def _progress(self, pipeline: Pipeline, on_progress: OnProgress) -> TrainingProgress:
+        shown = on_progress if self._ranks.first else ignore
+        return TrainingProgress(pipeline, self.config.device, self._num_steps, shown)
 
     def _measure(
         self, step: DrafterStep, source: SegmentSource, check: Callable[[], None]

@@ -3,6 +3,9 @@
 import json
 import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
 
 from dflash_cache import demo
 from tests.support.terminal import Screen, run_on_terminal
@@ -22,7 +25,16 @@ def command(name, *switches, **flags):
     return [sys.executable, "-m", "dflash_cache.cli", name, *words, *switches]
 
 
-def test_phases_and_stages_of_both_are_in_one_display_with_log_lines_above_it(tmp_path):
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """An extraction that Ctrl-C stops, beside the other command: what takes long is starting."""
+    cache = tmp_path_factory.mktemp("stopped") / "cache"
+    words = command("extract", limit=600, cache=cache, **EXTRACT)
+    with ThreadPoolExecutor() as threads:
+        yield threads.submit(run_on_terminal, words, columns=80, interrupt_at="takes from")
+
+
+def test_phases_and_stages_of_both_are_in_one_display_with_log_lines_above_it(stopped, tmp_path):
     events = tmp_path / "events.jsonl"
     folders = {"cache": tmp_path / "cache", "out": tmp_path / "run", "events": events}
     words = command(
@@ -51,9 +63,8 @@ def test_phases_and_stages_of_both_are_in_one_display_with_log_lines_above_it(tm
     ]
 
 
-def test_ctrl_c_leaves_the_terminal_as_it_was_and_says_how_to_go_on(tmp_path):
-    words = command("extract", limit=2000, cache=tmp_path / "cache", **EXTRACT)
-    code, written = run_on_terminal(words, columns=80, interrupt_at="takes from")
+def test_ctrl_c_leaves_the_terminal_as_it_was_and_says_how_to_go_on(stopped):
+    code, written = stopped.result()
     screen = Screen(written)
     assert code == 130, screen.text
     assert "Traceback" not in written
