@@ -96,7 +96,8 @@ class Placement:
                     "committed is kept: the same command continues"
                 )
             self.actor = self.loading = None
-        log.warning("%s was lost, another one is started: %s", self.name, str(error).strip())
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        log.warning("%s was lost, another one is started: %s", self.name, why)
         self._ray.kill(lost)  # it may be only out of reach
         self._start()
 
