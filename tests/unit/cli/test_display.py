@@ -1,5 +1,6 @@
 """What a command shows of its progress where there is no terminal."""
 
+import io
 import json
 import logging
 import sys
@@ -8,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from dflash_cache.cli.display import _Due, progress_display
+from dflash_cache.cli.display import _Due, _hand_over, progress_display
 from dflash_cache.cli.output import Output
 from dflash_cache.runs.progress import Progress
 from dflash_cache.runs.snapshot import PhaseSnapshot, Snapshot
@@ -96,6 +97,18 @@ def test_log_lines_follow_what_stands_for_standard_error(capsys, monkeypatch, tm
         monkeypatch.setattr(sys, "stderr", file)
         logging.getLogger("dflash_cache").warning("to the file")
     assert (tmp_path / "err").read_text().endswith("to the file\n")
+
+
+def test_handlers_that_hold_standard_error_are_handed_over_and_back():
+    log, old, new = logging.getLogger("some.library"), io.StringIO(), io.StringIO()
+    handler, other = logging.StreamHandler(old), logging.StreamHandler(io.StringIO())
+    log.handlers = [handler, other]
+    _hand_over(old, new)
+    assert handler.stream is new
+    assert other.stream not in (old, new)
+    _hand_over(new, old)
+    assert handler.stream is old
+    log.handlers = []
 
 
 def test_quiet_leaves_out_warnings_and_puts_the_filters_back():
