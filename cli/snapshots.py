@@ -65,6 +65,8 @@ def _left(phase: PhaseSnapshot) -> str:
 def _words(phase: PhaseSnapshot) -> list[str]:
     """The figures, each with its unit."""
     figures = dict(phase.figures)
+    if not figures.get("tokens_per_s"):  # too short, or nothing yet
+        figures.pop("tokens_per_s", None)
     words = []
     if "rows" in figures and "rows_planned" in figures:
         words.append(f"{figures.pop('rows'):,}/{figures.pop('rows_planned'):,} rows")

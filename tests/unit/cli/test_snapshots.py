@@ -113,6 +113,11 @@ def test_a_plain_line_has_the_same_figures():
     )
 
 
+def test_no_rate_is_shown_before_there_is_one():
+    begun = replace(TRAIN, figures={"tokens_per_s": 0.0}, stages=(), left_s=None)
+    assert phase_line(begun) == "train: 40/400 steps"
+
+
 def test_percents_are_shown_as_such():
     reading = replace(TRAIN, phase="tokenize", unit="%", total=100, figures={"rows": 7}, stages=())
     assert phase_line(replace(reading, left_s=None)) == "tokenize: 40%  7 rows"
