@@ -6,6 +6,7 @@ from typing import Any
 from dflash_cache.config import BothConfig
 
 from .options import with_options
+from .output import Output
 
 _CHOOSES_DATA = {"data", "target"}
 
@@ -20,13 +21,14 @@ def _preset(given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 @with_options(BothConfig, _preset)
-def command(config: BothConfig, as_json: bool) -> None:
+def command(config: BothConfig, output: Output) -> None:
     """Both phases; with --overlap at the same time. Without --data and --target: the demo."""
     from dflash_cache.runs.both import both
 
-    from .render import print_report, progress_display
+    from .display import progress_display
+    from .render import print_report
     from .reports import both_tables
 
-    with progress_display() as on_progress:
+    with progress_display(output) as on_progress:
         report = both(config, on_progress)
-    print_report(report, both_tables(report), as_json=as_json)
+    print_report(report, both_tables(report), as_json=output.json)

@@ -3,10 +3,11 @@
 from dflash_cache.config import InspectConfig
 
 from .options import with_options
+from .output import Output
 
 
 @with_options(InspectConfig)
-def command(config: InspectConfig, as_json: bool) -> None:
+def command(config: InspectConfig, output: Output) -> None:
     """Show what is in a cache, or in a dataset: lengths, drops, masks, sizes, who writes it."""
     from dflash_cache.runs.inspect import inspect
 
@@ -14,4 +15,4 @@ def command(config: InspectConfig, as_json: bool) -> None:
     from .render import print_report
 
     report = inspect(config)
-    print_report(report, inspect_tables(report), as_json=as_json)
+    print_report(report, inspect_tables(report), as_json=output.json)

@@ -3,10 +3,11 @@
 from dflash_cache.config import MergeConfig
 
 from .options import with_options
+from .output import Output
 
 
 @with_options(MergeConfig)
-def command(config: MergeConfig, as_json: bool) -> None:
+def command(config: MergeConfig, output: Output) -> None:
     """Make one cache of several: of different rows, or shares extracted on different machines."""
     from dflash_cache.runs.merge import merge
 
@@ -14,4 +15,4 @@ def command(config: MergeConfig, as_json: bool) -> None:
     from .reports import merge_tables
 
     report = merge(config)
-    print_report(report, merge_tables(report), as_json=as_json)
+    print_report(report, merge_tables(report), as_json=output.json)

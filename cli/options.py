@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING
+from dataclasses import MISSING, fields
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -14,23 +14,25 @@ from dflash_cache.config import Config
 from dflash_cache.settings import build, flag_of, load_toml, options_of, to_toml
 from dflash_cache.sizes import ByteCount
 
-Run = Callable[[Any, bool], None]
+from .output import Output
+
+_EVENTS = "A file that gets a snapshot of the progress every 10 s, as JSON lines."
+Run = Callable[[Any, Output], None]
 
 
 def with_options(
     config_type: type[Config],
     preset: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
 ) -> Callable[[Run], Callable[..., None]]:
-    """Make ``run(config, as_json)`` a command with one flag a field, ``--config`` and ``--json``.
+    """Make ``run(config, output)`` a command with one flag a field, and those of every command.
 
     ``preset`` may give settings that stand below the file and the flags, knowing what is set.
     """
 
     def decorate(run: Run) -> Callable[..., None]:
         def command(**flags: Any) -> None:
-            file, as_json, printed = (
-                flags.pop(each) for each in ("config", "json", "print_config")
-            )
+            file, printed = flags.pop("config"), flags.pop("print_config")
+            output = _output(flags)
             for name in arguments:
                 flags[name] = _one_of(name, flags[name], flags.pop(f"{name}_flag"))
             given = {
@@ -40,7 +42,8 @@ def with_options(
             from_file = load_toml(file, config_type) if file else {}
             below = preset(from_file | given) if preset else {}
             config = build(config_type, below, from_file, given)
-            typer.echo(to_toml(config), nl=False) if printed else run(config, as_json)
+            with output.logging():
+                typer.echo(to_toml(config), nl=False) if printed else run(config, output)
 
         hints = {item.name: hint for item, hint in options_of(config_type)}
         parameters = [_parameter(item, hint) for item, hint in options_of(config_type)]
@@ -59,12 +62,20 @@ def with_options(
     return decorate
 
 
+def _output(flags: dict[str, Any]) -> Output:
+    """Takes its own out of ``flags``."""
+    return Output(**{item.name: flags.pop(item.name) for item in fields(Output)})
+
+
 def _flags_of_every_command() -> list[inspect.Parameter]:
     printed = "Print the resolved settings as TOML, and do nothing else."
     return [
         _keyword("config", Path | None, "--config", "TOML file of settings; flags win."),
         _keyword("print_config", bool, "--print-config", printed, False),
         _keyword("json", bool, "--json", "Print the report as JSON, as the last line.", False),
+        _keyword("quiet", bool, "--quiet", "Show nothing but errors and the report.", False),
+        _keyword("verbose", bool, "--verbose", "Show log lines too.", False),
+        _keyword("events", Path | None, "--events", _EVENTS),
     ]
 
 

@@ -3,10 +3,11 @@
 from dflash_cache.config import PlanConfig
 
 from .options import with_options
+from .output import Output
 
 
 @with_options(PlanConfig)
-def command(config: PlanConfig, as_json: bool) -> None:
+def command(config: PlanConfig, output: Output) -> None:
     """Size an extraction before any work: rows, tokens, segments, bytes by codec, free space."""
     from dflash_cache.runs.plan import plan
 
@@ -14,4 +15,4 @@ def command(config: PlanConfig, as_json: bool) -> None:
     from .reports import plan_tables
 
     report = plan(config)
-    print_report(report, plan_tables(report, config.codec), as_json=as_json)
+    print_report(report, plan_tables(report, config.codec), as_json=output.json)

@@ -3,16 +3,18 @@
 from dflash_cache.config import RegenerateConfig
 
 from .options import with_options
+from .output import Output
 
 
 @with_options(RegenerateConfig)
-def command(config: RegenerateConfig, as_json: bool) -> None:
+def command(config: RegenerateConfig, output: Output) -> None:
     """Let the target answer the prompts of chats, for tokenize."""
     from dflash_cache.runs.regenerate import regenerate
 
-    from .render import print_report, progress_display
+    from .display import progress_display
+    from .render import print_report
     from .tokens import regenerate_tables
 
-    with progress_display() as on_progress:
+    with progress_display(output) as on_progress:
         report = regenerate(config, on_progress)
-    print_report(report, regenerate_tables(report), as_json=as_json)
+    print_report(report, regenerate_tables(report), as_json=output.json)

@@ -1,74 +1,14 @@
-"""Progress and reports on the terminal: progress on stderr, the report on stdout."""
+"""Reports on the terminal, on standard output."""
 
 import json
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
-
-from dflash_cache.runs.progress import OnProgress, Progress
-
-PLAIN_LINE_EVERY_S = 10.0
-
-
-@contextmanager
-def progress_display() -> Iterator[OnProgress]:
-    """Bars on a terminal, a plain line every ten seconds elsewhere."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield _plain_lines()
-        return
-    columns = (
-        TextColumn("{task.description:9}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[unit]}"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[figures]}"),
-    )
-    with Bars(*columns, console=console) as bars:
-        tasks: dict[str, Any] = {}
-
-        def show(progress: Progress) -> None:
-            if progress.phase not in tasks:
-                tasks[progress.phase] = bars.add_task(
-                    progress.phase, total=progress.total, unit=progress.unit, figures=""
-                )
-            bars.update(
-                tasks[progress.phase],
-                completed=progress.done,
-                total=progress.total,
-                figures=_figures(progress),
-            )
-
-        yield show
-
-
-def _plain_lines() -> OnProgress:
-    last: dict[str, float] = {}
-
-    def show(progress: Progress) -> None:
-        now = time.monotonic()
-        ends = progress.done >= progress.total
-        if ends or now - last.get(progress.phase, -PLAIN_LINE_EVERY_S) >= PLAIN_LINE_EVERY_S:
-            last[progress.phase] = now
-            line = f"{progress.phase}: {progress.done}/{progress.total} {progress.unit}"
-            sys.stderr.write(f"{line}  {_figures(progress)}\n")
-            sys.stderr.flush()
-
-    return show
-
-
-def _figures(progress: Progress) -> str:
-    return "  ".join(f"{name} {value}" for name, value in progress.figures.items())
 
 
 def print_report(report: Mapping[str, Any], tables: list[Table], *, as_json: bool) -> None:

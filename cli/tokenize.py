@@ -3,20 +3,22 @@
 from dflash_cache.config import TokenizeConfig
 
 from .options import with_options
+from .output import Output
 
 
 @with_options(TokenizeConfig)
-def command(config: TokenizeConfig, as_json: bool) -> None:
+def command(config: TokenizeConfig, output: Output) -> None:
     """Turn chats into the tokens and loss masks that --data takes."""
     import sys
 
     from dflash_cache.runs.tokenize import tokenize
 
-    from .render import print_report, progress_display
+    from .display import progress_display
+    from .render import print_report
     from .tokens import tokenize_tables
 
-    with progress_display() as on_progress:
+    with progress_display(output) as on_progress:
         report = tokenize(config, on_progress)
-    for warning in report["warnings"]:
+    for warning in () if output.quiet else report["warnings"]:
         sys.stderr.write(f"WARNING: {warning}\n")
-    print_report(report, tokenize_tables(report), as_json=as_json)
+    print_report(report, tokenize_tables(report), as_json=output.json)

@@ -3,18 +3,20 @@
 from dflash_cache.config import TrainConfig
 
 from .options import with_options
+from .output import Output
 
 
 @with_options(TrainConfig)
-def command(config: TrainConfig, as_json: bool) -> None:
+def command(config: TrainConfig, output: Output) -> None:
     """Phase two: train a drafter from a finished cache."""
     from dflash_cache.runs.train import train
     from dflash_cache.train import is_first_rank
 
-    from .render import print_report, progress_display
+    from .display import progress_display
+    from .render import print_report
     from .reports import train_tables
 
-    with progress_display() as on_progress:
+    with progress_display(output) as on_progress:
         report = train(config, on_progress)
     if is_first_rank():
-        print_report(report, train_tables(report), as_json=as_json)
+        print_report(report, train_tables(report), as_json=output.json)

@@ -91,6 +91,9 @@ Each command also takes:
 | `--config FILE.toml` | Settings from a TOML file, one flat table, named as the flags. Flags win. |
 | `--print-config` | Print the resolved settings as such a file, and do nothing else. |
 | `--json` | Print the report as one JSON object, as the last line of standard output. |
+| `--quiet` | Show nothing but errors and the report. |
+| `--verbose` | Show log lines too. |
+| `--events FILE.jsonl` | A file that gets a snapshot of the progress every 10 s, as JSON lines. |
 | `--help` | Show the flags. |
 
 `dflash-cache --version` prints the versions of the program and of what its results depend on.

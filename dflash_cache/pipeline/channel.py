@@ -55,6 +55,11 @@ class Channel(Generic[T]):
     def __len__(self) -> int:
         return len(self._items)
 
+    @property
+    def held(self) -> int:
+        """What it holds now, in the unit of its capacity."""
+        return self._held
+
     def add_producer(self) -> None:
         with self._changed:
             self._producers += 1

@@ -41,6 +41,8 @@ class Pipeline:
         self.name = name
         self.statistics: dict[str, StageStatistics] = {}
         self._stop_timeout_s = stop_timeout_s
+        self.channels: list[Channel[Any]] = []  # its pools and sources too
+        self._at_work: dict[threading.Thread, tuple[str, StageStatistics]] = {}
         self._abortables: list[_Abortable] = []
         self._threads: list[threading.Thread] = []
         self._errors: list[BaseException] = []
@@ -55,20 +57,24 @@ class Pipeline:
         capacity: int,
         size_of: Callable[[T], int] = lambda item: 1,  # noqa: ARG005
     ) -> Channel[T]:
-        return self.register(Channel(name, capacity, size_of=size_of))
+        return self._add(Channel(name, capacity, size_of=size_of))
 
     def pool(self, name: str, items: Iterable[T]) -> Channel[T]:
         """A fixed set of buffers that circulates; waiting for one counts as ``blocked``."""
         items = list(items)
-        return self.register(Channel(name, len(items), items=items, get_counts_as="blocked"))
+        return self._add(Channel(name, len(items), items=items, get_counts_as="blocked"))
 
     def source(self, name: str, items: Iterable[T]) -> Channel[T]:
         """A channel that holds all of ``items`` from the start and closes after them."""
         items = list(items)
-        channel = self.register(Channel(name, max(1, len(items)), items=items))
+        channel = self._add(Channel(name, max(1, len(items)), items=items))
         channel.add_producer()
         channel.remove_producer()
         return channel
+
+    def _add(self, channel: Channel[T]) -> Channel[T]:
+        self.channels.append(channel)
+        return self.register(channel)
 
     def arrivals(self, name: str, arrived: Iterable[K] = ()) -> Arrivals[K]:
         return self.register(Arrivals(name, arrived))
@@ -96,6 +102,8 @@ class Pipeline:
 
         def run() -> None:
             statistics = begin_stage()
+            with self._lock:
+                self._at_work[threading.current_thread()] = stage, statistics
             try:
                 work()
             except Cancelled:
@@ -107,6 +115,7 @@ class Pipeline:
             finally:
                 end_stage(statistics)
                 with self._lock:
+                    del self._at_work[threading.current_thread()]
                     self.statistics[stage].add(statistics)
                 for channel in into:
                     channel.remove_producer()
@@ -135,6 +144,15 @@ class Pipeline:
             abortables = tuple(self._abortables)
         for abortable in abortables:
             abortable.abort()
+
+    def statistics_so_far(self) -> dict[str, StageStatistics]:
+        """``statistics``, with those of threads that still run; from any thread."""
+        with self._lock:
+            now_s = time.perf_counter()
+            found = {name: each.until(now_s) for name, each in list(self.statistics.items())}
+            for stage, statistics in self._at_work.values():
+                found[stage].add(statistics.until(now_s))
+        return found
 
     @property
     def failure(self) -> BaseException | None:

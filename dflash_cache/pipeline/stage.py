@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 WaitKind = Literal["starved", "blocked"]
@@ -29,7 +29,11 @@ class Depth:
 
 @dataclass(kw_only=True, slots=True)
 class StageStatistics:
-    """Seconds summed over all threads of one stage; ``busy_s`` is what neither wait explains."""
+    """Seconds summed over all threads of one stage; ``busy_s`` is what neither wait explains.
+
+    While a thread runs or waits, its own sum is less the time at which that began, so far below
+    zero: one number, which ``until`` may read at any moment.
+    """
 
     alive_s: float = 0.0
     starved_s: float = 0.0
@@ -54,8 +58,22 @@ class StageStatistics:
         for name, depth in other.depths.items():
             self.note_depth(name, depth.capacity, depth.num_taken, depth.held)
 
+    def until(self, now_s: float) -> "StageStatistics":
+        """A copy in which what still goes on counts until ``now_s``; from any thread."""
+        return StageStatistics(
+            alive_s=_until(self.alive_s, now_s),
+            starved_s=_until(self.starved_s, now_s),
+            blocked_s=_until(self.blocked_s, now_s),
+            num_threads=self.num_threads,
+            depths={name: replace(depth) for name, depth in list(self.depths.items())},
+        )
+
     def note_depth(self, channel: str, capacity: int, num_taken: int, held: int) -> None:
         self.depths.setdefault(channel, Depth(capacity=capacity)).add(num_taken, held)
+
+
+def _until(seconds: float, now_s: float) -> float:
+    return seconds + now_s if seconds < 0 else seconds
 
 
 _current = threading.local()
@@ -92,14 +110,18 @@ def waiting(kind: WaitKind) -> Iterator[None]:
 
     A thread that is no stage, such as the main thread, is not counted.
     """
-    began = time.perf_counter()
+    _count(kind, -time.perf_counter())
     try:
         yield
     finally:
-        waited_s = time.perf_counter() - began
-        statistics: StageStatistics | None = getattr(_current, "statistics", None)
-        if statistics is not None:
-            if kind == "starved":
-                statistics.starved_s += waited_s
-            else:
-                statistics.blocked_s += waited_s
+        _count(kind, time.perf_counter())
+
+
+def _count(kind: WaitKind, seconds: float) -> None:
+    statistics: StageStatistics | None = getattr(_current, "statistics", None)
+    if statistics is None:
+        return
+    if kind == "starved":
+        statistics.starved_s += seconds
+    else:
+        statistics.blocked_s += seconds

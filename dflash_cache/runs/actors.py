@@ -1,6 +1,7 @@
 """The workers of a Ray cluster: an actor a placement, and who hands segments out to them."""
 
-from collections import deque
+import logging
+from collections import Counter, deque
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from .cluster import devices_of, import_ray, num_gpus
 from .preparation import Preparation
 from .workers import Batching, FinishedSegment, ReadSegment
 
+log = logging.getLogger(__name__)
 RESTARTS = 3  # of one placement's actor; who is lost more often has a cause that stays
 
 
@@ -57,6 +59,7 @@ class Placement:
         self._ray = import_ray()
         self._monitor = monitor
         self._job = job
+        self.name = job.name
         self._num_gpus = num_gpus
         self.num_lost = 0
         self.actor: Any = None  # None while a lost one is replaced
@@ -93,6 +96,8 @@ class Placement:
                     "committed is kept: the same command continues"
                 )
             self.actor = self.loading = None
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        log.warning("%s was lost, another one is started: %s", self.name, why)
         self._ray.kill(lost)  # it may be only out of reach
         self._start()
 
@@ -164,6 +169,7 @@ class ActorWorkers:
         self.batch_tokens: int = preparation.config.batch_tokens
         self._monitor = Monitor("actors")
         self._placements: list[Placement] = []
+        self._tokens: Counter[str] = Counter()  # by placement
 
     def __enter__(self) -> Self:
         for number, devices in enumerate(self._preparation.devices, start=1):
@@ -200,6 +206,9 @@ class ActorWorkers:
     def _first_answered(self) -> Placement | None:
         return next((each for each in self._placements if each.has_answered()), None)
 
+    def device_tokens(self) -> dict[str, int]:
+        return dict(self._tokens)
+
     def spawn(
         self,
         pipeline: Pipeline,
@@ -232,6 +241,8 @@ class ActorWorkers:
                 self._writer.accept(shared, segment)
                 self._finished.put(FinishedSegment(None, segment))
                 self._hand_out.finished()
+                with self._monitor:
+                    self._tokens[placement.name] += segment.num_tokens
 
     def _loaded_actor(self, placement: Placement) -> Any:
         """None if all segments are finished before one has loaded: others may have the devices."""

@@ -1,5 +1,6 @@
 """The stages of phase one: readers, workers that make segments, one committer."""
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -11,11 +12,13 @@ from dflash_cache.target import LayerCapture, Target
 from dflash_cache.types import SegmentPlan
 
 from .dropped import DroppedRows
+from .extraction_progress import ExtractionProgress
 from .preparation import Preparation, missing_segments
-from .progress import OnProgress, Progress
+from .progress import OnProgress
 from .room import Eviction, Room
 from .workers import FinishedSegment, ReadSegment, Workers
 
+log = logging.getLogger(__name__)
 ROWS_AHEAD = 2  # segments of token ids read ahead for each worker
 
 
@@ -36,7 +39,8 @@ class Extraction:
         self._cache = cache = writer.cache
         self._writer = writer
         self.room = room  # what a disk budget has; None without one
-        self._on_progress = on_progress
+        missing = missing_segments(preparation, cache)
+        self._progress = ExtractionProgress(pipeline, cache, missing, workers, on_progress)
         self._dropped = DroppedRows(preparation, cache)
         self._began = time.perf_counter()
         self.batch_tokens = workers.batch_tokens
@@ -80,27 +84,20 @@ class Extraction:
 
     def _commit(self, finished: Channel[FinishedSegment | Eviction]) -> None:
         """The only stage that changes what is in the cache."""
-        segments = self._cache.segments
-        tokens = sum(segment.num_tokens for segment in segments.values())
-        stored_bytes = sum(segment.bytes_stored for segment in segments.values())
+        self._progress.show(self._budget_left())
         for item in finished:
             if isinstance(item, Eviction):
-                segment, sign = segments[item.index], -1
+                segment = self._cache.segments[item.index]
                 self._evict(item.index)
+                self._progress.evicted(segment)
             else:
-                segment, sign = item.segment, 1
                 self._put_in_place(item)
-            tokens += sign * segment.num_tokens
-            stored_bytes += sign * segment.bytes_stored
-            self._on_progress(
-                Progress(
-                    phase="extract",
-                    done=len(segments),
-                    total=self._cache.spec.first_segments[-1],
-                    unit="segments",
-                    figures={"tokens": f"{tokens:,}", "stored": f"{stored_bytes / 1e6:,.0f} MB"},
-                )
-            )
+                self._progress.committed(item.segment)
+            self._progress.show(self._budget_left())
+        self._progress.end(self._budget_left())
+
+    def _budget_left(self) -> int | None:
+        return None if self.room is None else self.room.free_bytes()
 
     def _put_in_place(self, item: FinishedSegment) -> None:
         index = item.segment.index
@@ -113,6 +110,7 @@ class Extraction:
 
     def _evict(self, index: int) -> None:
         assert self.room is not None
+        log.info("evicting segment %d", index)
         self._writer.evict(index)
         self.room.evicted(index)
         self.num_evicted += 1
@@ -123,6 +121,7 @@ def load_captures(preparation: Preparation) -> dict[str, LayerCapture]:
     spec, config = preparation.spec, preparation.config
     captures = {}
     for device in dict.fromkeys(preparation.devices):
+        log.info("loading the target on %s", device)
         target = Target.load(
             preparation.target_folder,
             dtype=spec.dtype,

@@ -1,5 +1,6 @@
 """Everything about an extraction that is settled before a target is loaded."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from dflash_cache.types import Int64Array, SegmentPlan
 from .cluster import placements
 from .devices import default_dtype, target_devices
 
+log = logging.getLogger(__name__)
 DEFAULT_CONTEXT_LAYERS = 5
 DEFAULT_MAX_SEQ_LEN = 3072
 _PLAN_SETTINGS = ("limit", "too_long", "on_bad_row", "segment_tokens", "plan_seed")
@@ -65,6 +67,8 @@ def prepare(config: ExtractConfig, *, spare_last: bool = False) -> Preparation:
     plan = plan_segments(
         found.row_ids, found.lengths, seed=config.plan_seed, segment_tokens=config.segment_tokens
     )
+    kept = len(found.row_ids)
+    log.info("%s: %d of %d rows, %d segments", config.data, kept, rows.num_rows, len(plan))
     part = DatasetPart(
         dataset=str(config.data),
         dataset_fingerprint=found.fingerprint,

@@ -4,16 +4,40 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from dflash_cache.pipeline import Pipeline, StageStatistics
+
+Phase = Literal["regenerate", "tokenize", "extract", "train", "evaluate"]  # as they follow
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChannelState:
+    """What a channel holds at one moment."""
+
+    held: int
+    capacity: int  # in its own unit: items, or bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """A look into a phase that goes on: sums since it began, and what holds now."""
+
+    stages: Mapping[str, StageStatistics]
+    channels: Mapping[str, ChannelState]
+    device_tokens: Mapping[str, int]
+    figures: Mapping[str, float] = field(default_factory=dict)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
     """One step of one phase."""
 
-    phase: Literal["regenerate", "tokenize", "extract", "train", "evaluate"]
+    phase: Phase
     done: int
     total: int
     unit: str
-    figures: Mapping[str, str] = field(default_factory=dict)
+    figures: Mapping[str, float] = field(default_factory=dict)
+    sample: Callable[[], Sample] | None = None  # at any later moment, from any thread
+    over: bool = False  # the phase has ended, with less than its total perhaps
 
 
 OnProgress = Callable[[Progress], None]
@@ -21,3 +45,11 @@ OnProgress = Callable[[Progress], None]
 
 def ignore(progress: Progress) -> None:
     """Show nothing."""
+
+
+def channel_states(pipeline: Pipeline) -> dict[str, ChannelState]:
+    """By name, without waiting for any of them."""
+    return {
+        channel.name: ChannelState(held=channel.held, capacity=channel.capacity)
+        for channel in list(pipeline.channels)
+    }

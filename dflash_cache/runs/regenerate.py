@@ -114,7 +114,7 @@ def _answer_rows(
         for group in _groups(answered):
             journal.append([record for record, _ in group])
             percent = 100 * max(done for _, done in group) // num_bytes
-            figures = {"rows": f"{len(journal):,}"}
+            figures = {"rows": len(journal)}
             on_progress(
                 Progress(phase="regenerate", done=percent, total=100, unit="%", figures=figures)
             )

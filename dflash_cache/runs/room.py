@@ -32,6 +32,9 @@ class Room(Protocol):
 
     def evicted(self, index: int) -> None: ...
 
+    def free_bytes(self) -> int:
+        """What is left of the budget, promised room taken off."""
+
 
 class RoomUntilFull:
     """The missing segments in plan order, until the next one would not fit. Nothing is evicted."""
@@ -66,6 +69,10 @@ class RoomUntilFull:
 
     def evicted(self, index: int) -> None:
         raise AssertionError(f"segment {index}: nothing is evicted here")
+
+    def free_bytes(self) -> int:
+        with self._monitor:
+            return self._budget.free
 
 
 class RollingRoom:
@@ -173,3 +180,7 @@ class RollingRoom:
         with self._monitor:
             self._leaving.remove(index)
             self._budget.release(index)
+
+    def free_bytes(self) -> int:
+        with self._monitor:
+            return self._budget.free

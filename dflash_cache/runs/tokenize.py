@@ -140,7 +140,7 @@ def _batches(files: ChatFiles, limit: int | None) -> Iterator[RowBatch]:
 
 
 def _progress(tally: TokenTally, batch: TokenBatch, num_bytes: int) -> Progress:
-    figures = {"rows": f"{tally.num_rows:,}", "tokens": f"{tally.num_tokens:,}"}
+    figures = {"rows": tally.num_rows, "tokens": tally.num_tokens}
     percent = 100 * batch.bytes_read // max(1, num_bytes)
     return Progress(phase="tokenize", done=percent, total=100, unit="%", figures=figures)
 

@@ -24,7 +24,6 @@ from dflash_cache.train import (
     Ranks,
     SegmentSource,
     SelectedStates,
-    StepResult,
     Trainer,
     TrainingOrder,
     TrainingState,
@@ -42,10 +41,11 @@ from .critical import stages_and_channels
 from .devices import single_device, training_device
 from .held_out import NotingSource
 from .outcome import keep_outcome
-from .progress import OnProgress, Progress, ignore
+from .progress import OnProgress, ignore
 from .recipe import choose_columns, drafter_config
 from .record import claim_run, identity_of, require_same_run
 from .start import starting_drafter
+from .training_progress import TrainingProgress
 from .waiting import TRAINING_STAGES, waiting
 
 HELD_OUT = ("block_acceptance_length", "slot_accuracy")
@@ -183,35 +183,24 @@ class TrainingRun:
         def measure() -> BlockAccuracy:
             return self._measure(trainer.step, source, pipeline.check)
 
+        progress = self._progress(pipeline, on_progress)
+
         def work() -> None:
+            progress.begin(trainer.state)
             if batches is not None:
-                shown = on_progress if self._ranks.first else ignore
-                trainer.run(batches, self._progress(shown), measure)
+                trainer.run(batches, progress.step, measure)
                 batches.abort()
             on_phase("measure")
             noting = NotingSource(source)
             self._finish(trainer, self._measure(trainer.step, noting, pipeline.check), noting)
+            progress.end(trainer.state)
             on_phase("end")
 
         pipeline.spawn("train", work)
 
-    def _progress(self, on_progress: OnProgress) -> Callable[[TrainingState, StepResult], None]:
-        def on_step(state: TrainingState, result: StepResult) -> None:
-            figures = {
-                "loss": f"{result.loss:.3f}",
-                "block acceptance": f"{result.block_acceptance_length:.2f}",
-            }
-            on_progress(
-                Progress(
-                    phase="train",
-                    done=state.step,
-                    total=self._num_steps,
-                    unit="steps",
-                    figures=figures,
-                )
-            )
-
-        return on_step
+    def _progress(self, pipeline: Pipeline, on_progress: OnProgress) -> TrainingProgress:
+        shown = on_progress if self._ranks.first else ignore
+        return TrainingProgress(pipeline, self.config.device, self._num_steps, shown)
 
     def _measure(
         self, step: DrafterStep, source: SegmentSource, check: Callable[[], None]

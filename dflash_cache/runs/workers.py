@@ -69,6 +69,9 @@ class Workers(Protocol):
     def target_parts(self) -> TargetParts:
         """What the cache keeps of the target."""
 
+    def device_tokens(self) -> dict[str, int]:
+        """Tokens that went through the target of each device so far; from any thread."""
+
     def spawn(
         self,
         pipeline: Pipeline,
@@ -87,10 +90,18 @@ class ThreadWorkers:
         self.batch_tokens = batch_tokens_of(preparation, self._captures[0])
         self._batching = Batching.of(preparation, self.batch_tokens)
         self._writers = preparation.config.writers
+        self._devices = preparation.devices
         self.num_workers = len(self._captures)
+        self._tokens = [0] * self.num_workers  # each worker counts its own
 
     def target_parts(self) -> TargetParts:
         return self._captures[0].target.parts()
+
+    def device_tokens(self) -> dict[str, int]:
+        counts = dict.fromkeys(self._devices, 0)
+        for device, tokens in zip(self._devices, self._tokens, strict=True):
+            counts[device] += tokens
+        return counts
 
     def spawn(
         self,
@@ -101,6 +112,7 @@ class ThreadWorkers:
     ) -> None:
         making = SegmentMaking(pipeline, self._batching, writer.segment)
         making.spawn(self._captures, self._writers, rows, finished)
+        self._tokens = making.tokens
 
 
 @contextmanager
@@ -133,6 +145,7 @@ class SegmentMaking:
         self._pipeline = pipeline
         self._batching = batching
         self._open_segment = open_segment
+        self.tokens: list[int] = []  # captured, by worker; each counts its own
 
     def spawn(
         self,
@@ -150,8 +163,9 @@ class SegmentMaking:
         pinned = any(capture.target.device.type == "cuda" for capture in captures)
         buffers = self._staging(num_buffers(len(captures), writers), pinned=pinned)
         self._buffers = pipeline.pool("staging", buffers)
-        for capture in captures:
-            pipeline.spawn("target", partial(self._capture, capture, rows), into=lanes)
+        self.tokens = [0] * len(captures)
+        for worker, capture in enumerate(captures):
+            pipeline.spawn("target", partial(self._capture, worker, capture, rows), into=lanes)
         for lane in lanes:
             pipeline.spawn("write", partial(self._write, lane, finished), into=[finished])
 
@@ -160,7 +174,7 @@ class SegmentMaking:
         spec, num_tokens = self._batching.spec, self._batching.staging_tokens
         return [StagingBuffer.allocate(spec, num_tokens, pinned=pinned) for _ in range(count)]
 
-    def _capture(self, capture: LayerCapture, rows: Channel[ReadSegment]) -> None:
+    def _capture(self, worker: int, capture: LayerCapture, rows: Channel[ReadSegment]) -> None:
         copies = CopyStream(capture.target.device)
         for read in rows:
             lane = self._free_lanes.get()  # one writer a segment, so its batches stay in order
@@ -168,6 +182,7 @@ class SegmentMaking:
                 buffer = self._buffers.get()
                 sequences = read.sequences[batch]
                 under_way = capture_batch(capture, sequences, buffer, self._pipeline.check, copies)
+                self.tokens[worker] += sum(len(sequence.input_ids) for sequence in sequences)
                 last = batch.stop == len(read.sequences)
                 lane.put(_StagedBatch(read.plan, under_way, last))
 

@@ -1,5 +1,6 @@
 """The training loop: batches in, weights, metrics and checkpoints out."""
 
+import logging
 import resource
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,6 +21,7 @@ from .order import Position
 from .step import DrafterStep, StepResult
 from .trackers import Figures, Tracker, trackers_for
 
+log = logging.getLogger(__name__)
 STOP_SAVE_S = 8.0  # of the 15 s that a stop may take
 
 OnStep = Callable[[TrainingState, StepResult], None]
@@ -181,6 +183,7 @@ class Trainer:
             began = time.perf_counter()
             self._store.save(self.state, *self.step.state(), score)
             self._save_s = time.perf_counter() - began
+            log.info("checkpoint of step %d, in %.1f s", self.state.step, self._save_s)
         self._saved_step = self.state.step
 
 

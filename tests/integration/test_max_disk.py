@@ -153,9 +153,13 @@ def test_a_finished_cache_is_brought_down_to_a_smaller_budget(shared, tmp_path):
 def test_extract_stops_at_the_budget_and_goes_on_with_a_larger_one(shared, tmp_path):
     half = size_of(shared / "cache") // 2
     planned = len(Cache.open(shared / "cache").plan)
+    told = []
     with watched(tmp_path / "cache") as sizes:
-        report = extract(extract_config(shared, tmp_path, max_disk=half))
+        report = extract(extract_config(shared, tmp_path, max_disk=half), told.append)
     assert max(sizes) <= half
+    assert told[-1].over
+    assert told[-1].done < told[-1].total
+    assert 0 <= told[-1].figures["budget_free_bytes"] < told[0].figures["budget_free_bytes"] < half
     assert planned // 4 < planned - report["segments_missing"] < planned
     assert verify_cache(tmp_path / "cache") == []
     with pytest.raises(CacheIncompleteError):

@@ -99,7 +99,10 @@ def test_merging_takes_no_space_where_there_are_hard_links(two, tmp_path):
 def test_shares_of_one_plan_from_several_machines_merge_into_the_whole(two, tmp_path):
     for number in (1, 2):
         cache = tmp_path / f"share-{number}"
-        extract(of(two, "a", cache=cache, share=f"{number}/2"))
+        told = []
+        extract(of(two, "a", cache=cache, share=f"{number}/2"), told.append)
+        assert told[-1].done == told[-1].total < len(Cache.open(cache).plan)
+        assert told[-1].figures["rows"] == told[-1].figures["rows_planned"]
         assert verify_cache(cache) == []
         with pytest.raises(CacheIncompleteError):
             Cache.open(cache).require_complete()

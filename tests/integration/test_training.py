@@ -17,6 +17,7 @@ from dflash_cache.runs.extraction import load_captures
 from dflash_cache.runs.outcome import load_outcome
 from dflash_cache.runs.preparation import prepare
 from dflash_cache.runs.train import TrainingRun, train
+from dflash_cache.runs.waiting import TRAINING_STAGES
 from dflash_cache.types import HiddenSegment
 from tests.support.runs import (
     assert_same_training,
@@ -84,12 +85,19 @@ def test_both_and_both_overlap_give_the_same_weights(devices, cache_folder, tmp_
         train=train_config(tmp_path),
         overlap=True,
     )
-    report = both(config)
+    told = []
+    report = both(config, told.append)
     in_turn = replace(train_config(cache_folder), out=tmp_path / "in-turn")
     train(in_turn)
     assert_same_training(tmp_path / "run", in_turn.out)
     assert report["extract"]["sequences"] == 40
     assert report["train"]["steps"] == 24
+    for phase in ("extract", "train"):
+        first, *_, last = [each for each in told if each.phase == phase]
+        assert (first.done, first.over, last.done) == (0, False, last.total)
+        assert last.over
+        assert last.sample is None  # which would keep the pipeline's buffers
+    assert set(first.sample().stages) == TRAINING_STAGES
 
 
 @pytest.mark.parametrize("grad_accum", [1, 2])
@@ -149,7 +157,7 @@ def test_a_run_resumes_from_the_checkpoint_before_a_torn_one(cache_folder, tmp_p
     first = []
     with pytest.warns(UserWarning, match="step-00000010 is damaged or incomplete"):
         train(torn, lambda progress: first.append(progress.done))
-    assert first[0] == 6
+    assert first[:2] == [5, 6]  # where it stands, then its first step
     assert_same_training(config.out, torn.out)
 
 

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from dflash_cache.cli.main import app as real_app
 from dflash_cache.cli.options import with_options
+from dflash_cache.cli.output import Output
 from dflash_cache.config import (
     BothConfig,
     EvaluateConfig,
@@ -33,12 +34,12 @@ class Parsed:
     """A command that only notes its configuration."""
 
     def __init__(self, config_type, preset=None):
-        self.config = self.as_json = None
+        self.config = self.output = None
         self.app = typer.Typer()
 
-        def run(config, as_json):
+        def run(config, output):
             """Note the configuration."""
-            self.config, self.as_json = config, as_json
+            self.config, self.output = config, output
 
         self.app.command()(with_options(config_type, preset)(run))
 
@@ -133,7 +134,22 @@ def test_a_switch_has_a_form_for_yes_and_one_for_no(flags, expected):
 def test_json_is_passed_on(flags, expected):
     parsed = Parsed(TrainConfig)
     parsed(*TRAIN, *flags)
-    assert parsed.as_json is expected
+    assert parsed.output.json is expected
+
+
+def test_how_much_is_said_is_passed_on():
+    parsed = Parsed(TrainConfig)
+    parsed(*TRAIN)
+    assert parsed.output == Output()
+    parsed(*TRAIN, "--quiet", "--events", "events.jsonl")
+    assert parsed.output == Output(quiet=True, events=Path("events.jsonl"))
+    parsed(*TRAIN, "--verbose")
+    assert parsed.output == Output(verbose=True)
+
+
+def test_quiet_and_verbose_exclude_each_other():
+    with pytest.raises(ConfigError, match="--quiet and --verbose: give one of them"):
+        Parsed(TrainConfig)(*TRAIN, "--quiet", "--verbose")
 
 
 @pytest.mark.parametrize(

@@ -206,3 +206,35 @@ def test_the_report_has_the_three_figures_in_seconds():
 
 def test_busy_time_is_never_negative():
     assert StageStatistics(alive_s=1.0, starved_s=0.7, blocked_s=0.4).busy_s == 0.0
+
+
+def test_what_goes_on_is_counted_until_now():
+    pipeline = Pipeline("p")
+    items = pipeline.channel("items", 3)
+    with pipeline:
+        items.add_producer()
+        pipeline.spawn("take", lambda: list(items))
+        pipeline.start()
+        until(lambda: num_waiting(items) == 1)
+        first = pipeline.statistics_so_far()["take"]
+        until(lambda: pipeline.statistics_so_far()["take"].starved_s > first.starved_s)
+        later = pipeline.statistics_so_far()["take"]
+        assert later.alive_s > first.alive_s >= first.starved_s > 0
+        assert (later.blocked_s, later.num_threads) == (0, 1)
+        assert pipeline.statistics["take"] == StageStatistics()  # it has not ended
+        items.remove_producer()
+    assert pipeline.statistics_so_far() == pipeline.statistics
+    assert pipeline.statistics["take"].starved_s >= later.starved_s
+
+
+def test_channels_of_a_pipeline_say_what_they_hold():
+    pipeline = Pipeline("p")
+    sized = pipeline.channel("sized", 100, len)
+    pipeline.pool("pool", "ab")
+    pipeline.source("source", range(5))
+    sized.put("x" * 30)
+    assert [(each.name, each.held, each.capacity) for each in pipeline.channels] == [
+        ("sized", 30, 100),
+        ("pool", 2, 2),
+        ("source", 5, 5),
+    ]

@@ -1,0 +1,143 @@
+"""A command's progress, as it goes on: live on a terminal, in plain lines elsewhere."""
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TextIO
+
+from rich.console import Console
+from rich.live import Live
+
+from dflash_cache.pipeline import repeating
+from dflash_cache.runs.progress import OnProgress, ignore
+from dflash_cache.runs.snapshot import Snapshot
+from dflash_cache.runs.watch import Watch
+
+from .output import Output
+from .snapshots import phase_line, snapshot_view
+
+REFRESH_S = 0.5
+LINE_EVERY_S = 10.0
+
+Show = Callable[[Snapshot], None]
+
+
+@contextmanager
+def progress_display(output: Output) -> Iterator[OnProgress]:
+    """Show what the block says of its progress, and write it to the file of ``--events``."""
+    watch = Watch()
+    with ExitStack() as closing:
+        shows: list[Show] = []
+        if output.events is not None:
+            file = closing.enter_context(output.events.open("a", encoding="utf-8"))
+            shows.append(_EventLines(file).show)
+        if not output.quiet:
+            console = Console(stderr=True)
+            shows.append(
+                closing.enter_context(_live_view(console))
+                if console.is_interactive
+                else _PlainLines().show
+            )
+
+        if not shows:
+            yield ignore
+            return
+
+        def show() -> None:
+            snapshot = watch.snapshot()
+            for each in shows:
+                each(snapshot)
+
+        with repeating(show, REFRESH_S):
+            yield watch
+        show()  # how it ended
+
+
+class _Due:
+    """Which phases are to be told of: new ones, each now and then, and each at its end."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, tuple[float, bool]] = {}  # by phase, when, and whether it was over
+
+    def phases(self, snapshot: Snapshot) -> list[str]:
+        due = []
+        for phase in snapshot.phases:
+            told_s, was_over = self._told.get(phase.phase, (-LINE_EVERY_S, False))
+            late = snapshot.elapsed_s - told_s >= LINE_EVERY_S
+            if phase.over != was_over or (late and not phase.over):
+                self._told[phase.phase] = snapshot.elapsed_s, phase.over
+                due.append(phase.phase)
+        return due
+
+
+class _PlainLines:
+    """A line for each phase that is due, on standard error."""
+
+    def __init__(self) -> None:
+        self._due = _Due()
+
+    def show(self, snapshot: Snapshot) -> None:
+        due = self._due.phases(snapshot)
+        for phase in snapshot.phases:
+            if phase.phase in due:
+                sys.stderr.write(f"{phase_line(phase)}\n")
+        sys.stderr.flush()
+
+
+class _EventLines:
+    """The snapshot as a JSON line whenever a phase is due."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._due = _Due()
+        self._file = file
+
+    def show(self, snapshot: Snapshot) -> None:
+        if self._due.phases(snapshot):
+            now = datetime.now(UTC).isoformat(timespec="milliseconds")
+            self._file.write(json.dumps({"time": now, **asdict(snapshot)}) + "\n")
+            self._file.flush()
+
+
+@contextmanager
+def _live_view(console: Console) -> Iterator[Show]:
+    """One display, from the first phase on: what comes before, downloads, has bars of its own."""
+    live = Live(
+        console=console,
+        auto_refresh=False,
+        redirect_stdout=sys.stdout.isatty(),
+    )
+    real, closed = sys.stderr, False
+    proxy = real  # which the display puts in its place
+
+    def show(snapshot: Snapshot) -> None:
+        nonlocal proxy
+        if not snapshot.phases or closed:
+            return
+        if not live.is_started:
+            live.start()
+            proxy = sys.stderr
+            _hand_over(real, proxy)
+        live.update(snapshot_view(snapshot), refresh=True)
+
+    try:
+        yield show
+    finally:
+        closed = True
+        try:
+            live.stop()
+        finally:
+            console.show_cursor(True)  # whatever a signal left undone
+            _hand_over(proxy, real)
+
+
+def _hand_over(old: TextIO, new: TextIO) -> None:
+    """Let log handlers that write to ``old`` write to ``new``: above the display, or past it."""
+    for logger in [logging.root, *logging.root.manager.loggerDict.values()]:
+        for handler in getattr(logger, "handlers", ()):
+            # Some look for standard error themselves, each time; those need nothing.
+            if isinstance(handler, logging.StreamHandler) and handler.stream is old is not new:
+                handler.setStream(new)
