@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
+from io import RawIOBase
 from typing import TextIO
 
 from rich.console import Console
@@ -24,6 +25,7 @@ REFRESH_S = 0.5
 LINE_EVERY_S = 10.0
 
 Show = Callable[[Snapshot], None]
+log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -33,7 +35,8 @@ def progress_display(output: Output) -> Iterator[OnProgress]:
     with ExitStack() as closing:
         shows: list[Show] = []
         if output.events is not None:
-            file = closing.enter_context(output.events.open("a", encoding="utf-8"))
+            # Without a buffer, which would have to be written when the file is closed.
+            file = closing.enter_context(output.events.open("ab", buffering=0))
             shows.append(_EventLines(file).show)
         if not output.quiet:
             console = Console(stderr=True)
@@ -49,8 +52,12 @@ def progress_display(output: Output) -> Iterator[OnProgress]:
 
         def show() -> None:
             snapshot = watch.snapshot()
-            for each in shows:
-                each(snapshot)
+            for each in list(shows):
+                try:
+                    each(snapshot)
+                except OSError as error:  # the work goes on without it
+                    shows.remove(each)
+                    log.warning("progress is not told any more: %s", error)
 
         with repeating(show, REFRESH_S):
             yield watch
@@ -91,15 +98,15 @@ class _PlainLines:
 class _EventLines:
     """The snapshot as a JSON line whenever a phase is due."""
 
-    def __init__(self, file: TextIO) -> None:
+    def __init__(self, file: RawIOBase) -> None:
         self._due = _Due()
         self._file = file
 
     def show(self, snapshot: Snapshot) -> None:
         if self._due.phases(snapshot):
             now = datetime.now(UTC).isoformat(timespec="milliseconds")
-            self._file.write(json.dumps({"time": now, **asdict(snapshot)}) + "\n")
-            self._file.flush()
+            line = json.dumps({"time": now, **asdict(snapshot)}) + "\n"
+            self._file.write(line.encode())
 
 
 @contextmanager
@@ -136,8 +143,10 @@ def _live_view(console: Console) -> Iterator[Show]:
 
 def _hand_over(old: TextIO, new: TextIO) -> None:
     """Let log handlers that write to ``old`` write to ``new``: above the display, or past it."""
+    if old is new:
+        return
     for logger in [logging.root, *logging.root.manager.loggerDict.values()]:
         for handler in getattr(logger, "handlers", ()):
             # Some look for standard error themselves, each time; those need nothing.
-            if isinstance(handler, logging.StreamHandler) and handler.stream is old is not new:
+            if isinstance(handler, logging.StreamHandler) and handler.stream is old:
                 handler.setStream(new)

@@ -4,14 +4,13 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
-from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 import typer
 from rich.markup import escape
 
 from dflash_cache.config import Config
-from dflash_cache.settings import build, flag_of, load_toml, options_of, to_toml
+from dflash_cache.settings import build, flag_of, kind_and_words, load_toml, options_of, to_toml
 from dflash_cache.sizes import ByteCount
 
 from .output import Output
@@ -93,8 +92,7 @@ def _one_of(name: str, argument: Any, flag: Any) -> Any:
 
 
 def _parameter(item: Any, hint: Any) -> inspect.Parameter:
-    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    kind, *words = (each for each in kinds if each is not NoneType)
+    kind, words = kind_and_words(hint)
     text = item.metadata["help"]
     if item.default not in (MISSING, None, (), ""):
         text += f" [{item.default}]"

@@ -61,4 +61,7 @@ class _LogLines(logging.Handler):
         self.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        sys.stderr.write(f"{self.format(record)}\n")
+        try:
+            sys.stderr.write(f"{self.format(record)}\n")
+        except OSError:  # a log that cannot be written ends no work
+            self.handleError(record)

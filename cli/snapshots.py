@@ -86,7 +86,7 @@ def _figure(name: str, value: float) -> str:
         case "tokens_per_s":
             return f"{value:,.0f} tokens/s"
         case "bytes_stored":
-            return f"{shown_bytes(int(value))} written"
+            return f"{shown_bytes(int(value))} stored"
         case "free_bytes":
             return f"{shown_bytes(int(value))} left on the disk"
         case "budget_free_bytes":

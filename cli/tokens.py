@@ -1,5 +1,7 @@
 """What ``regenerate`` and ``tokenize`` report, in a reader's words."""
 
+from shlex import quote
+
 from rich.markup import escape
 from rich.table import Table
 
@@ -19,7 +21,7 @@ def regenerate_tables(report: Report) -> list[Table]:
     }
     if report["model"] is not None:
         rows["answered by"] = escape(report["model"])
-    rows["next"] = escape(f"dflash-cache tokenize {report['out']} --target M --out D")
+    rows["next"] = escape(f"dflash-cache tokenize {quote(report['out'])} --target M --out D")
     return [figures_table("Regenerated", rows)]
 
 
@@ -36,6 +38,6 @@ def tokenize_tables(report: Report) -> list[Table]:
         "rows left out": left_out(report),
         "rows truncated": f"{report['truncated']:,}",
         "written": escape(report["out"]),
-        "next": escape(f"dflash-cache inspect {report['out']} --row 0 --target M"),
+        "next": escape(f"dflash-cache inspect {quote(report['out'])} --row 0 --target M"),
     }
     return [figures_table("Tokenized", rows), *warnings_tables(report["warnings"])]

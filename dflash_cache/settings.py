@@ -77,6 +77,16 @@ def options_of(config_type: type) -> Iterator[tuple[Field[Any], Any]]:
                 yield inner, hint
 
 
+def kind_and_words(hint: Any) -> tuple[Any, tuple[str, ...]]:
+    """The type of a hint, None left away, and the words that may stand in its place.
+
+    Of ``int | Literal["auto"]`` these are int and ("auto",).
+    """
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    kind, *others = (each for each in kinds if each is not NoneType)
+    return kind, tuple(word for each in others for word in get_args(each))
+
+
 def build(config_type: type[C], *layers: Mapping[str, Any]) -> C:
     """Make a configuration from flat ``layers`` of values; a later layer wins.
 
@@ -115,12 +125,11 @@ def _coerce(name: str, value: Any, hint: Any) -> Any:
 
     One path may stand for a list of them.
     """
-    accepted = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    if value is None and NoneType in accepted:
+    if value is None and NoneType in get_args(hint):
         return None
-    kind, *words = (each for each in accepted if each is not NoneType)
+    kind, words = kind_and_words(hint)
     if words:
-        return _number_or_word(name, value, get_args(words[0]))
+        return _number_or_word(name, value, words)
     origin = get_origin(kind)
     if origin is Literal and value in get_args(kind):
         return value

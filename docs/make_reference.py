@@ -5,8 +5,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import MISSING, Field
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from dflash_cache.config import (
     BothConfig,
@@ -24,7 +23,7 @@ from dflash_cache.config import (
     VerifyConfig,
 )
 from dflash_cache.runs.demo import demo_settings
-from dflash_cache.settings import flag_of, options_of
+from dflash_cache.settings import flag_of, kind_and_words, options_of
 from dflash_cache.sizes import ByteCount
 
 PAGE = Path(__file__).parent / "reference" / "commands.md"
@@ -148,10 +147,9 @@ def _row(item: Field[Any], hint: Any) -> str:
 
 
 def _value(hint: Any) -> str:
-    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    kind, *words = (each for each in kinds if each is not NoneType)
+    kind, words = kind_and_words(hint)
     if words:
-        return " or ".join([TYPE_NAMES[kind], *(f"`{word}`" for word in get_args(words[0]))])
+        return " or ".join([TYPE_NAMES[kind], *(f"`{word}`" for word in words)])
     if kind is bool:
         return "switch"
     if get_origin(kind) is Literal:

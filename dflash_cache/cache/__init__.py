@@ -26,7 +26,7 @@ from .fingerprints import digest, file_fingerprint
 from .layout import ROOT, SPEC, TARGET
 from .lock import writer_lock
 from .merge import merge_caches
-from .repair import rebuild_commits, require_linked, restore_spec, rewrite_content, uncommit
+from .repair import rebuild_commits, require_links_lead, restore_spec, rewrite_content, uncommit
 from .segment import SegmentWriter
 from .spec import (
     CacheSpec,
@@ -77,7 +77,7 @@ __all__ = [
     "part_number",
     "rebuild_commits",
     "remove_tree",
-    "require_linked",
+    "require_links_lead",
     "require_same_identity",
     "restore_spec",
     "rewrite_content",

@@ -209,7 +209,7 @@ class Cache:
         """Of how many committed segments the states lie in another cache, by its folder."""
         names = (f"{segment_folder(index)}/{SHARD_KEY}" for index in self.segments)
         files = filter(None, map(self.storage.link_of, names))
-        return dict(Counter(file.split(f"/{ROOT}/")[0] for file in files))
+        return dict(Counter(file.rsplit(f"/{ROOT}/", 1)[0] for file in files))
 
     def require_complete(self) -> None:
         """Raise ``CacheIncompleteError`` unless every planned segment is committed."""

@@ -1,6 +1,7 @@
 """Put a damaged cache right: restore what has a copy, un-commit what must be extracted again."""
 
 import json
+import shlex
 from collections.abc import Collection, Mapping
 
 from dflash_cache.errors import CacheAwayError, CacheCorruptError
@@ -65,7 +66,7 @@ def rewrite_content(
     storage.write(f"{ROOT}/zarr.json", spec_copy(storage.read(SPEC)))
 
 
-def require_linked(cache: Cache, indices: Collection[int]) -> None:
+def require_links_lead(cache: Cache, indices: Collection[int]) -> None:
     """``CacheAwayError`` if states of one of these segments are linked to what is not there.
 
     Their disk may only not be mounted, and they are not lost then.
@@ -76,8 +77,9 @@ def require_linked(cache: Cache, indices: Collection[int]) -> None:
     if away:
         raise CacheAwayError(
             f"{missing_file(storage, away[0])}. {len(away)} segments are linked so, and none was "
-            f"given up. If they are lost, remove the dead links: find {storage.address} -xtype l "
-            "-delete; then the same command makes the segments again, in this cache"
+            "given up. If they are lost, remove the dead links: "
+            f"find {shlex.quote(storage.address)} -xtype l -delete; then the same command makes "
+            "the segments again, in this cache"
         )
 
 

@@ -31,7 +31,7 @@ class Survey:
 def survey(
     rows: TokenRows, *, vocab_size: int | None, max_seq_len: int, too_long: str, on_bad_row: str
 ) -> Survey:
-    """Check all rows; without a ``vocab_size`` ids are checked against none.
+    """Check all rows; without a ``vocab_size`` an id need only be one that some target may have.
 
     ``too_long`` is ``truncate`` or ``drop``, for rows of more than ``max_seq_len`` tokens.
     ``on_bad_row`` is for rows that break the format: with ``fail``, ``DataError`` names the first

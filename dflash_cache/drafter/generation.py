@@ -71,7 +71,7 @@ class Decoding:
         num_accepted = min(len(chosen) - 1, len(new))
         own = new[num_accepted] if num_accepted < len(new) else None
         self.steps.append(Step(drafts=drafts, num_accepted=num_accepted, target_token=own))
-        self.committed += self.steps[-1].tokens
+        self.committed += new
         return len(new)
 
 

@@ -10,7 +10,7 @@ from .ordered import ordered_map
 from .pause import Pause
 from .pipeline import Pipeline, StageStuckError
 from .processes import process_map
-from .stage import StageStatistics, waiting
+from .stage import StageStatistics, counted_as
 
 __all__ = [
     "Arrivals",
@@ -23,6 +23,7 @@ __all__ = [
     "Pipeline",
     "StageStatistics",
     "StageStuckError",
+    "counted_as",
     "descendants",
     "ending",
     "keeping_handlers",
@@ -30,5 +31,4 @@ __all__ = [
     "process_map",
     "repeating",
     "stop_on_signals",
-    "waiting",
 ]

@@ -32,7 +32,8 @@ class StageStatistics:
     """Seconds summed over all threads of one stage; ``busy_s`` is what neither wait explains.
 
     While a thread runs or waits, its own sum is less the time at which that began, so far below
-    zero: one number, which ``until`` may read at any moment.
+    zero: one number, which ``until`` may read at any moment. (The clock began before the thread, so
+    what it waited is never more than the clock shows.)
     """
 
     alive_s: float = 0.0
@@ -100,15 +101,15 @@ def note_taken(channel: str, capacity: int, held: int) -> None:
 def wait_until(changed: threading.Condition, ready: Callable[[], bool], *, kind: WaitKind) -> None:
     """Wait on ``changed`` (held by the caller) and count the time as ``starved`` or ``blocked``."""
     if not ready():
-        with waiting(kind):
+        with counted_as(kind):
             changed.wait_for(ready)
 
 
 @contextmanager
-def waiting(kind: WaitKind) -> Iterator[None]:
+def counted_as(kind: WaitKind) -> Iterator[None]:
     """Count the time of the block for the calling thread's stage, as a wait.
 
-    A thread that is no stage, such as the main thread, is not counted.
+    A thread that is no stage, such as the main thread, is not counted. No wait within a wait.
     """
     _count(kind, -time.perf_counter())
     try:

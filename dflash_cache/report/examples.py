@@ -39,13 +39,13 @@ def examples_of(evaluation: Mapping[str, Any]) -> Iterator[Example]:
 
 def _example(example: Mapping[str, Any], suffix: str) -> Example:
     category = f", {example['category']}" if "category" in example else ""
-    blocks, steps = example["blocks"], example["steps"]
+    blocks, num_blocks = example["blocks"], example["num_blocks"]
     return Example(
         title=f"Prompt {example['prompt']}{category}{suffix}",
         prompt="".join(map(shown_piece, example["prompt_end"])),
         first_token=Token(text=shown_piece(example["first_token"]), kind="target"),
         blocks=[_block(block) for block in blocks],
-        note=f"The first {len(blocks)} of {steps} blocks." if steps > len(blocks) else "",
+        note=f"The first {len(blocks)} of {num_blocks} blocks." if num_blocks > len(blocks) else "",
     )
 
 

@@ -128,7 +128,12 @@ def _check_training(config: BothConfig, preparation: Preparation, cache: Cache |
             "hidden_size": shape.hidden_size,
         }
         require_same_shape(config.train.init_from, expected)
-    single_device(config.train.device)
+    device = single_device(config.train.device)
+    if config.overlap and config.extract.batch_tokens == "auto" and device in preparation.devices:
+        raise ConfigError(
+            f"--batch-tokens auto: with --overlap training will need memory of {device} too, which "
+            "no trial can know; give a number"
+        )
     require_tracker(config.train)
     if config.overlap and (config.train.measure_every or config.train.keep_best):
         raise ConfigError(

@@ -34,8 +34,8 @@ class Examples:
         """Of each example, given the outputs of all prompts.
 
         {prompt, category (where there are any), prompt_end [piece], first_token piece, blocks
-        [{drafts [piece], accepted, target_token piece or None}], steps}. The first token and of
-        each block the accepted drafts and the target's token are the output's beginning.
+        [{drafts [piece], accepted, target_token piece or None}], num_blocks (in all)}. The first
+        token and of each block the accepted drafts and the target's token begin the output.
         """
         return [self._example(index, decoded[index]) for index in self._indices]
 
@@ -48,7 +48,7 @@ class Examples:
             "prompt_end": self._pieces.of(prompt[-MOST_PROMPT_TOKENS:]),
             "first_token": self._pieces.of(decoded.tokens[:1])[0],
             "blocks": [self._block(step) for step in decoded.steps[:MOST_BLOCKS]],
-            "steps": len(decoded.steps),
+            "num_blocks": len(decoded.steps),
         }
 
     def _block(self, step: Step) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from dflash_cache.errors import ConfigError, DataError
 from dflash_cache.pipeline import Pipeline, StageStatistics
 from dflash_cache.settings import to_json
 
+from .batch_size import batch_tokens_of
 from .cluster import connected
 from .critical import critical_stage, stages_and_channels
 from .disk import DiskNeed, disk_need
@@ -96,7 +97,8 @@ def _workers(preparation: Preparation) -> Iterator[Workers]:
             yield workers
         return
     with closing_all(load_captures(preparation)) as captures:
-        yield ThreadWorkers(preparation, captures)
+        batch_tokens = batch_tokens_of(preparation, captures[preparation.devices[0]])
+        yield ThreadWorkers(preparation, captures, batch_tokens)
 
 
 def _is_left(preparation: Preparation, cache: Cache) -> bool:
@@ -144,7 +146,8 @@ def _require_sequences(cache: Cache) -> None:
 def _lay_out(preparation: Preparation, workers: Workers) -> Cache:
     """The cache with these settings' dataset part in it, made or extended if need be."""
     config, cache = preparation.config, open_matching(preparation)
-    settings = json.loads(to_json(replace(config, data=config.data.absolute())))
+    resolved = replace(config, data=config.data.absolute(), batch_tokens=workers.batch_tokens)
+    settings = json.loads(to_json(resolved))
     if Path(config.target).is_dir():
         settings["target"] = str(Path(config.target).absolute())
     part = PlannedPart(segments=preparation.plan, dropped=preparation.survey.dropped)

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from dflash_cache.cache import Cache, CacheWriter, segment_bytes
@@ -40,7 +40,7 @@ class Extraction:
         self._writer = writer
         self.room = room  # what a disk budget has; None without one
         missing = missing_segments(preparation, cache)
-        self._progress = ExtractionProgress(pipeline, cache, missing, workers, on_progress)
+        self._progress = ExtractionProgress(pipeline, cache, missing, workers, room, on_progress)
         self._dropped = DroppedRows(preparation, cache)
         self._began = time.perf_counter()
         self.batch_tokens = workers.batch_tokens
@@ -50,19 +50,21 @@ class Extraction:
         config = preparation.config
         rows: Channel[ReadSegment] = pipeline.channel("rows", ROWS_AHEAD * workers.num_workers)
         finished: Channel[FinishedSegment | Eviction] = pipeline.channel("finished", config.writers)
-        plans = self._plans(room, finished)
+        plans = self._plans(room, missing, finished)
         for _ in range(config.readers):
             pipeline.spawn("read", partial(self._read, plans, rows), into=[rows])
         workers.spawn(pipeline, writer, rows, finished)
         pipeline.spawn("commit", partial(self._commit, finished))
 
     def _plans(
-        self, room: Room | None, finished: Channel[FinishedSegment | Eviction]
+        self,
+        room: Room | None,
+        missing: Sequence[SegmentPlan],
+        finished: Channel[FinishedSegment | Eviction],
     ) -> Channel[SegmentPlan]:
         """The segments to extract: all that are missing, or those that ``room`` has room for."""
         plans: Channel[SegmentPlan]
         if room is None:
-            missing = missing_segments(self._preparation, self._cache)
             return self._pipeline.source("plan", missing)
         plans = self._pipeline.channel("plan", 1)
 
@@ -84,7 +86,7 @@ class Extraction:
 
     def _commit(self, finished: Channel[FinishedSegment | Eviction]) -> None:
         """The only stage that changes what is in the cache."""
-        self._progress.show(self._budget_left())
+        self._progress.show()
         for item in finished:
             if isinstance(item, Eviction):
                 segment = self._cache.segments[item.index]
@@ -93,11 +95,8 @@ class Extraction:
             else:
                 self._put_in_place(item)
                 self._progress.committed(item.segment)
-            self._progress.show(self._budget_left())
-        self._progress.end(self._budget_left())
-
-    def _budget_left(self) -> int | None:
-        return None if self.room is None else self.room.free_bytes()
+            self._progress.show()
+        self._progress.end()
 
     def _put_in_place(self, item: FinishedSegment) -> None:
         index = item.segment.index

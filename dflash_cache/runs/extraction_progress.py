@@ -7,6 +7,7 @@ from dflash_cache.pipeline import Pipeline
 from dflash_cache.types import CommittedSegment, SegmentPlan
 
 from .progress import OnProgress, Progress, Sample, channel_states
+from .room import Room
 from .waiting import TRAINING_STAGES
 from .workers import Workers
 
@@ -20,6 +21,7 @@ class ExtractionProgress:
         cache: Cache,
         missing: Sequence[SegmentPlan],
         workers: Workers,
+        room: Room | None,
         on_progress: OnProgress,
     ) -> None:
         """``missing`` is what is to be extracted: of a share, not all that the cache lacks."""
@@ -27,6 +29,7 @@ class ExtractionProgress:
         self._pipeline = pipeline
         self._cache = cache
         self._workers = workers
+        self._room = room
         self._on_progress = on_progress
         self._total = len(planned)
         self._figures = {
@@ -49,31 +52,33 @@ class ExtractionProgress:
         self._figures["tokens"] += sign * segment.num_tokens
         self._figures["bytes_stored"] += sign * segment.bytes_stored
 
-    def show(self, budget_bytes: int | None, *, over: bool = False) -> None:
-        """``budget_bytes`` is what is left of a disk budget, None without one."""
-        budget = {} if budget_bytes is None else {"budget_free_bytes": budget_bytes}
+    def show(self, *, over: bool = False) -> None:
+        # Asked here and not on the display's thread, where a disk that hangs would go unnamed.
+        room = {
+            "free_bytes": self._cache.storage.free_bytes(),
+            "budget_free_bytes": self._room.free_bytes() if self._room else None,
+        }
+        known = {name: each for name, each in room.items() if each is not None}
         self._on_progress(
             Progress(
                 phase="extract",
                 done=len(self._cache.segments),
                 total=self._total,
                 unit="segments",
-                figures=self._figures | budget,
+                figures=self._figures | known,
                 sample=None if over else self._sample,
                 over=over,
             )
         )
 
-    def end(self, budget_bytes: int | None) -> None:
+    def end(self) -> None:
         """Let go of the pipeline: its buffers are large."""
-        self.show(budget_bytes, over=True)
+        self.show(over=True)
 
     def _sample(self) -> Sample:
         statistics = self._pipeline.statistics_so_far()
-        free = self._cache.storage.free_bytes()
         return Sample(
             stages={name: each for name, each in statistics.items() if name not in TRAINING_STAGES},
             channels=channel_states(self._pipeline),
             device_tokens=self._workers.device_tokens(),
-            figures={} if free is None else {"free_bytes": free},
         )

@@ -1,14 +1,12 @@
 """``inspect``: what is in a cache, or in a dataset. Each loads only what it needs, and no torch."""
 
 from pathlib import Path
+from shlex import quote
 from typing import Any
-
-import numpy as np
 
 from dflash_cache.config import InspectConfig
 from dflash_cache.errors import ConfigError
 from dflash_cache.run_files import CACHE_SPEC, RUN, TRAINING
-from dflash_cache.types import Int64Array
 
 
 def inspect(config: InspectConfig) -> dict[str, Any]:
@@ -36,27 +34,10 @@ def _require_neither(path: Path) -> None:
     if (path / RUN).is_file():
         raise ConfigError(
             f"{path} is the folder of a run, and no cache; its figures are written as a page with: "
-            f"dflash-cache report {path}"
+            f"dflash-cache report {quote(str(path))}"
         )
     if (path / TRAINING).is_file():
         raise ConfigError(
             f"{path} is a drafter, and no cache; measure it with: "
-            f"dflash-cache evaluate --target M --drafter {path} --data D"
+            f"dflash-cache evaluate --target M --drafter {quote(str(path))} --data D"
         )
-
-
-def length_figures(lengths: Int64Array) -> dict[str, Any] | None:
-    """Shortest, median and longest, and how many lie between powers of two."""
-    if not len(lengths):
-        return None
-    powers = np.ceil(np.log2(lengths)).astype(int)
-    histogram = [
-        {"from": (1 << power >> 1) + 1, "to": 1 << power, "rows": int((powers == power).sum())}
-        for power in range(int(powers.min()), int(powers.max()) + 1)
-    ]
-    return {
-        "shortest": int(lengths.min()),
-        "median": int(np.median(lengths)),
-        "longest": int(lengths.max()),
-        "histogram": histogram,
-    }

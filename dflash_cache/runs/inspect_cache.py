@@ -12,7 +12,7 @@ from dflash_cache.config import InspectConfig
 from dflash_cache.errors import ConfigError
 from dflash_cache.types import HiddenSegment, Int64Array, SegmentPlan
 
-from .inspect import length_figures
+from .lengths import length_figures
 
 
 def inspect_cache(config: InspectConfig) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dflash_cache.data import TokenRows, mask_warnings, masked_text, survey
 from dflash_cache.errors import ConfigError
 from dflash_cache.types import Array
 
-from .inspect import length_figures
+from .lengths import length_figures
 
 NO_LIMIT = 1 << 31  # no row is longer
 

@@ -24,12 +24,11 @@ class Sample:
     stages: Mapping[str, StageStatistics]
     channels: Mapping[str, ChannelState]
     device_tokens: Mapping[str, int]
-    figures: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """One step of one phase."""
+    """One step of one phase. Who keeps it keeps, by ``sample``, the pipeline and its buffers."""
 
     phase: Phase
     done: int

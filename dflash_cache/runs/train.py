@@ -200,7 +200,10 @@ class TrainingRun:
 
     def _progress(self, pipeline: Pipeline, on_progress: OnProgress) -> TrainingProgress:
         shown = on_progress if self._ranks.first else ignore
-        return TrainingProgress(pipeline, self.config.device, self._num_steps, shown)
+        # Tokens are counted over all ranks.
+        alone = self._ranks.size == 1
+        device = self.config.device if alone else f"{self._ranks.size} processes"
+        return TrainingProgress(pipeline, device, self._num_steps, shown)
 
     def _measure(
         self, step: DrafterStep, source: SegmentSource, check: Callable[[], None]

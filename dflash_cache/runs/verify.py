@@ -16,7 +16,7 @@ from dflash_cache.cache import (
     TargetParts,
     open_storage,
     rebuild_commits,
-    require_linked,
+    require_links_lead,
     restore_spec,
     rewrite_content,
     uncommit,
@@ -72,7 +72,7 @@ def _repair(config: VerifyConfig, storage: Storage, on_progress: OnProgress) -> 
         faults = verify_cache(storage, alone=True)
         cache = Cache.open(storage)
         damaged = {fault.segment for fault in faults if fault.segment is not None}
-        require_linked(cache, damaged)
+        require_links_lead(cache, damaged)
         # Nothing is given up before datasets and target are known to be those of the cache.
         preparations = _preparations(config, cache, faults)
         _rewrite_content(preparations, cache, faults)

@@ -53,19 +53,17 @@ class _Track:
         self.over = False
         self._pace = Rate(PACE_S)
         self._tokens: dict[str, Rate] = {}
+        self._tokens_per_s: dict[str, float] = {}
         self._samples: deque[tuple[float, Sample]] = deque()
-        self._figures: Mapping[str, float] = {}
 
     def phase(self, progress: Progress, now_s: float) -> PhaseSnapshot:
         self.over = progress.over
         if progress.done != self._first_done:  # what came before the first step is no pace
             self._pace.note(now_s, progress.done)
-        sample = progress.sample() if progress.sample and not progress.over else None
-        if sample is not None:
-            self._note(sample, now_s)
-        per_s = {device: rate.per_s(now_s) for device, rate in self._tokens.items()}
-        if sample is not None:
-            self._figures = {**sample.figures, "tokens_per_s": round(sum(per_s.values()), 1)}
+        stages: tuple[StageSnapshot, ...] = ()
+        if progress.sample and not progress.over:
+            stages = self._stages(progress.sample(), now_s)
+        total = {"tokens_per_s": round(sum(self._tokens_per_s.values()), 1)}
         ends = progress.done >= progress.total
         left_s = None if ends else self._pace.seconds_to(progress.total, now_s)
         return PhaseSnapshot(
@@ -75,19 +73,19 @@ class _Track:
             unit=progress.unit,
             over=progress.over or (ends and progress.sample is None),
             left_s=None if left_s is None else round(left_s, 1),
-            figures={**progress.figures, **self._figures},
-            device_tokens_per_s={device: round(rate, 1) for device, rate in per_s.items()},
-            stages=self._stages(sample) if sample else (),
+            figures={**progress.figures, **(total if self._tokens else {})},
+            device_tokens_per_s=dict(self._tokens_per_s),
+            stages=stages,
         )
 
-    def _note(self, sample: Sample, now_s: float) -> None:
+    def _stages(self, sample: Sample, now_s: float) -> tuple[StageSnapshot, ...]:
         for device, tokens in sample.device_tokens.items():
-            self._tokens.setdefault(device, Rate(RECENT_S)).note(now_s, tokens)
+            rate = self._tokens.setdefault(device, Rate(RECENT_S))
+            rate.note(now_s, tokens)
+            self._tokens_per_s[device] = round(rate.per_s(now_s), 1)
         self._samples.append((now_s, sample))
         while len(self._samples) > 2 and self._samples[1][0] <= now_s - RECENT_S:
             self._samples.popleft()
-
-    def _stages(self, sample: Sample) -> tuple[StageSnapshot, ...]:
         before = self._samples[0][1].stages if len(self._samples) > 1 else {}
         return tuple(
             _stage(name, each, before.get(name, StageStatistics()), sample)
@@ -100,7 +98,7 @@ def _stage(
 ) -> StageSnapshot:
     alive_s = now.alive_s - before.alive_s
     starved, blocked = (
-        min(1.0, waited_s / alive_s) if alive_s > 0 else 0.0
+        min(1.0, max(0.0, waited_s / alive_s)) if alive_s > 0 else 0.0
         for waited_s in (now.starved_s - before.starved_s, now.blocked_s - before.blocked_s)
     )
     return StageSnapshot(

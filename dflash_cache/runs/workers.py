@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from dflash_cache.cache import CacheSpec, CacheWriter, SegmentWriter, TargetParts
 from dflash_cache.data import plan_batches
-from dflash_cache.pipeline import Channel, Pipeline, waiting
+from dflash_cache.pipeline import Channel, Pipeline, counted_as
 from dflash_cache.target import (
     BatchCapture,
     BatchUnderWay,
@@ -23,7 +23,7 @@ from dflash_cache.target import (
 )
 from dflash_cache.types import CommittedSegment, SegmentPlan, TokenSequence
 
-from .batch_size import batch_tokens_of, num_buffers
+from .batch_size import num_buffers
 from .preparation import Preparation
 
 
@@ -85,10 +85,12 @@ class Workers(Protocol):
 class ThreadWorkers:
     """The workers of this process."""
 
-    def __init__(self, preparation: Preparation, captures: dict[str, LayerCapture]) -> None:
+    def __init__(
+        self, preparation: Preparation, captures: dict[str, LayerCapture], batch_tokens: int
+    ) -> None:
         self._captures = [captures[device] for device in preparation.devices]
-        self.batch_tokens = batch_tokens_of(preparation, self._captures[0])
-        self._batching = Batching.of(preparation, self.batch_tokens)
+        self.batch_tokens = batch_tokens
+        self._batching = Batching.of(preparation, batch_tokens)
         self._writers = preparation.config.writers
         self._devices = preparation.devices
         self.num_workers = len(self._captures)
@@ -210,7 +212,7 @@ class _OpenSegment:
         self._captures: list[BatchCapture] = []
 
     def append(self, batch: BatchUnderWay) -> None:
-        with waiting("starved"):
+        with counted_as("starved"):
             batch.wait()
         capture = batch.finish()
         self.writer.append(*batch.staging.arrays(capture.num_tokens))

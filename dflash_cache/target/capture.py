@@ -107,8 +107,11 @@ class LayerCapture:
         padded = torch.stack(
             [torch.cat([ids, ids[-1:].expand(longest - len(ids))]) for ids in sequences]
         )
+        if self.target.device.type == "cuda":  # from other memory a copy waits for the pass before
+            padded = padded.pin_memory()
+        ids = padded.to(self.target.device, non_blocking=True)
         with self.recording(stop=not self._keep_last, check=check) as states:
-            output = self.target.decoder(input_ids=padded.to(self.target.device), use_cache=False)
+            output = self.target.decoder(input_ids=ids, use_cache=False)
             states[_LAST] = output.last_hidden_state
             del output
         wanted = [*self.layer_ids, _LAST] if self._keep_last else self.layer_ids

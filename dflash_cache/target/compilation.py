@@ -21,6 +21,7 @@ def compile_layers(decoder: nn.Module, layers: nn.ModuleList) -> None:
     ids = ids.to(next(decoder.parameters()).device)
     try:
         with torch.inference_mode():
-            decoder(input_ids=ids, use_cache=False)
+            for num_rows in (1, 2):  # a batch of one is compiled apart
+                decoder(input_ids=ids[:num_rows], use_cache=False)
     except torch._dynamo.exc.TorchDynamoException as error:
         raise ConfigError(f"--compile: {error}. Leave it out to go without") from error

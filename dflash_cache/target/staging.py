@@ -45,7 +45,10 @@ class CopyStream:
             for place, tensor in pairs:
                 place.copy_(tensor, non_blocking=True)
                 tensor.record_stream(self._stream)
-        event: torch.cuda.Event = self._stream.record_event()
+        # Who waits for it sleeps, and leaves the core to others.
+        event: torch.cuda.Event = self._stream.record_event(
+            torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        )
         self._under_way.append(event)
         return event
 
@@ -91,15 +94,12 @@ class StagingBuffer:
 
     def keep(self, lengths: Sequence[int], kept: Sequence[bool]) -> int:
         """Of sequences end to end leave those to be ``kept``. Returns the tokens left."""
-        num_tokens = 0
+        kept_T = torch.tensor(kept).repeat_interleave(torch.tensor(lengths))
         for tensor in (self.hidden_TKH, self.scales_TK):
-            if tensor is None:
-                continue
-            parts = torch.split(tensor[: sum(lengths)], list(lengths))
-            left = torch.cat([tensor[:0], *(p for p, k in zip(parts, kept, strict=True) if k)])
-            tensor[: len(left)] = left
-            num_tokens = len(left)
-        return num_tokens
+            if tensor is not None:
+                left = tensor[: len(kept_T)][kept_T]
+                tensor[: len(left)] = left
+        return int(kept_T.sum())
 
     def arrays(self, num_tokens: int) -> tuple[Array, Array | None]:
         """Views of the first ``num_tokens`` states, as the cache stores them, and their scales."""

@@ -227,7 +227,7 @@ def test_of_the_examples_accepted_drafts_and_the_targets_tokens_are_the_text_it_
     own = decoded(None).tokens
     found = written(example)
     assert [each["id"] for each in found] == own[: len(found)]
-    assert len(found) == 10 or len(example["blocks"]) == MOST_BLOCKS < example["steps"]
+    assert len(found) == 10 or len(example["blocks"]) == MOST_BLOCKS < example["num_blocks"]
     assert "".join(each["text"] for each in found) == tokenizer.decode(own[: len(found)])
     ends = [each["id"] for each in example["prompt_end"]]
     assert ends == chosen[0][-len(ends) :] != []

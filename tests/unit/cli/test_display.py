@@ -6,6 +6,7 @@ import logging
 import sys
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -56,6 +57,12 @@ def test_events_are_added_to_their_file_whatever_is_shown(tmp_path, quiet):
             "left_s": None, "figures": {"rows": 7}, "device_tokens_per_s": {}, "stages": [],
         }
     ]  # fmt: skip
+
+
+def test_a_full_disk_under_the_events_ends_no_work(capsys, caplog):
+    run(Output(events=Path("/dev/full")))
+    assert capsys.readouterr().err == "tokenize: 100%  7 rows\n"
+    assert "progress is not told any more: [Errno 28] No space left" in caplog.text
 
 
 def test_an_error_of_the_work_passes_through(capsys):

@@ -61,7 +61,7 @@ TRAIN = PhaseSnapshot(
 BOTH = Snapshot(elapsed_s=600.0, phases=(EXTRACT, TRAIN))
 WORDS = (
     "extract", "1,204/12,040 segments", "2.5 h left", "90,208/902,087 rows", "1,234,567,890 tokens",
-    "123,457 tokens/s", "3.46 TB written", "12.30 GB left on the disk",
+    "123,457 tokens/s", "3.46 TB stored", "12.30 GB left on the disk",
     "45.60 GB left of --max-disk", *(f"cuda:{index} 15,432" for index in range(8)),
     "train", "40/400 steps", "90.0 s left", "loss 3.214", "block acceptance length 1.43",
     "2,345 tokens/s", "waiting for data 12%", "busy", "starved", "blocked", "plan 10,836/12,040",

@@ -25,7 +25,7 @@ def test_what_was_left_out_is_shown_with_the_first_row_of_each_reason():
     for words in (
         "98 template, first row 7: [INST] first",
         "2 no_answer, first row 9",
-        "dflash-cache inspect tokens[1] --row 0",
+        "dflash-cache inspect 'tokens[1]' --row 0",
     ):
         assert words in text
     assert "WARNING" not in text

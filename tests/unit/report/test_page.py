@@ -45,7 +45,7 @@ DECODED = {
                 },
                 {"drafts": [{"id": 6, "text": "\x1b[1m"}], "accepted": 1, "target_token": None},
             ],
-            "steps": 9,
+            "num_blocks": 9,
         }
     ],
 }

@@ -5,15 +5,17 @@ import pytest
 import torch
 
 from dflash_cache import demo
-from dflash_cache.config import ExtractConfig, PlanConfig
+from dflash_cache.cache import Cache
+from dflash_cache.config import BothConfig, ExtractConfig, PlanConfig
 from dflash_cache.errors import ConfigError
 from dflash_cache.runs import batch_size
 from dflash_cache.runs.batch_size import batch_tokens_of
+from dflash_cache.runs.both import both
 from dflash_cache.runs.extract import extract
 from dflash_cache.runs.memory import PeakMemory, host_bytes_left, peak_memory
 from dflash_cache.runs.plan import plan
 from dflash_cache.runs.preparation import prepare
-from tests.support.runs import extract_config
+from tests.support.runs import extract_config, train_config
 
 SEGMENT = 4096
 
@@ -109,6 +111,8 @@ def test_extraction_uses_and_reports_it(tmp_path):
     report = extract(extract_config(tmp_path, batch_tokens="auto", **settings))
     assert report["batch_tokens"] % longest(prepare(extract_config(tmp_path, **settings))) == 0
     assert report["sequences"] == 12
+    kept = Cache.open(tmp_path / "cache").settings[0]["batch_tokens"]
+    assert kept == report["batch_tokens"]  # so that a repair makes the same batches
     again = extract(extract_config(tmp_path, **settings))
     assert again["batch_tokens"] is None  # there was nothing to do
 
@@ -121,6 +125,13 @@ def test_a_plan_finds_it_with_a_probe_and_not_without():
     assert found["batches"] == same["batches"]
     with pytest.raises(ConfigError, match="--batch-tokens auto: tries the target, so it needs --p"):
         PlanConfig(batch_tokens="auto", **settings)
+
+
+def test_a_device_that_trains_meanwhile_has_no_known_room(tmp_path):
+    extraction = extract_config(tmp_path, batch_tokens="auto")
+    settings = BothConfig(extract=extraction, train=train_config(tmp_path), overlap=True)
+    with pytest.raises(ConfigError, match="training will need memory of cpu too"):
+        both(settings)
 
 
 def test_actors_take_a_number(tmp_path):

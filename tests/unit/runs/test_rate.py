@@ -39,5 +39,13 @@ def test_the_time_left_counts_down_between_changes():
     assert rate.seconds_to(2, 29) == 0
 
 
+def test_a_count_that_fell_once_has_no_end_that_could_be_told():
+    rate = Rate(300)
+    for second, count in enumerate([1, 2, 1, 2, 3]):
+        rate.note(second, count)
+    assert rate.per_s(5) > 0
+    assert rate.seconds_to(10, 5) is None
+
+
 def test_a_count_that_falls_has_no_end():
     assert noted((0, 5), (1, 4)).seconds_to(10, 1) is None

@@ -22,4 +22,4 @@ def test_weights_stay_in_the_file_s_pages_unless_their_type_changes(dtype, copie
     with Growth(every_s=0.001) as growth:
         target = Target.load(tmp_path, dtype=dtype, device="cpu")
     assert target.embedding.dtype == getattr(torch, dtype)
-    assert abs(growth.peak_bytes / file_bytes - copies) < 0.25
+    assert growth.peak_bytes < (copies + 0.25) * file_bytes
