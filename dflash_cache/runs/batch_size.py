@@ -14,7 +14,7 @@ from .memory import host_bytes_left, peak_memory
 from .preparation import Preparation
 
 ROUNDS = 2  # of each batch, after one to warm up; the faster one counts
-WORTH = 1.03  # how much faster a batch twice as large must be, or it only takes memory
+WORTH = 1.03  # how much faster a larger batch must be, or it only takes memory
 SAFE_SHARE = 0.8  # of the memory that is left; other shapes, and fragments, may need the rest
 
 
@@ -35,26 +35,28 @@ def batch_tokens_of(preparation: Preparation, capture: LayerCapture) -> int:
 
     Batches of the longest rows are tried, each twice as large as the one before, until the next
     would take more than four fifths of the memory left, on device or host, or would be larger than
-    a segment, or is not 3 % faster. ``ConfigError`` if one row of that length is too much.
+    a segment. The smallest is taken that is within 3 % of the fastest. ``ConfigError`` if one row
+    of that length is too much.
     """
     setting = preparation.config.batch_tokens
     if setting != "auto":
         return setting
     largest = max(segment.num_tokens for segment in preparation.plan)
     row = np.array([_longest_row(preparation)])
-    best = _trial(preparation, capture, row)
-    if best is None:
+    trial = _trial(preparation, capture, row)
+    if trial is None:
         raise ConfigError(
             f"--batch-tokens auto: {preparation.devices[0]} has too little memory for one row of "
             f"{row[0, 1]} tokens; give a lower --max-seq-len, or more devices joined by +"
         )
-    rows = np.repeat(row, 2, axis=0)
-    while best.may_double() and rows[:, 1].sum() <= largest:
-        found = _trial(preparation, capture, rows)
-        if found is None or found.tokens_per_s < WORTH * best.tokens_per_s:
-            break
-        best, rows = found, np.repeat(rows, 2, axis=0)
-    return best.num_tokens
+    trials, rows = [], row
+    while trial is not None:
+        trials.append(trial)
+        rows = np.repeat(rows, 2, axis=0)
+        grows = trial.may_double() and rows[:, 1].sum() <= largest
+        trial = _trial(preparation, capture, rows) if grows else None
+    fastest = max(trial.tokens_per_s for trial in trials)
+    return next(each.num_tokens for each in trials if WORTH * each.tokens_per_s >= fastest)
 
 
 def num_buffers(num_workers: int, num_writers: int) -> int:

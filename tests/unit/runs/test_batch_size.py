@@ -64,11 +64,11 @@ def test_one_row_that_does_not_fit_is_an_error_with_a_remedy(preparation, found)
         found(pass_s=1.0, most_tokens=longest(preparation) - 1)
 
 
-def test_it_stops_where_twice_as_much_is_no_faster(preparation, found):
+def test_it_is_no_larger_than_what_is_about_as_fast(preparation, found):
     one = longest(preparation)
     assert found(token_s=1.0) == one
-    # Two rows are 1.048 times as fast as one, and four 1.024 times as fast as two.
-    assert found(pass_s=0.1 * one, token_s=1.0) == 2 * one
+    # Two rows are at .952 of the device's speed, four at .976, sixteen at .994.
+    assert found(pass_s=0.1 * one, token_s=1.0) == 4 * one
 
 
 def test_it_stops_where_the_buffers_would_take_the_host_s_memory(preparation, found, monkeypatch):
