@@ -39,7 +39,7 @@ def progress_display(output: Output) -> Iterator[OnProgress]:
             file = closing.enter_context(output.events.open("ab", buffering=0))
             shows.append(_EventLines(file).show)
         if not output.quiet:
-            console = Console(stderr=True)
+            console = Console(stderr=True, emoji=False)
             shows.append(
                 closing.enter_context(_live_view(console))
                 if console.is_interactive

@@ -25,6 +25,8 @@ class Output:
     def __post_init__(self) -> None:
         if self.quiet and self.verbose:
             raise ConfigError("--quiet and --verbose: give one of them")
+        if self.events is not None and self.events.is_dir():
+            raise ConfigError(f"--events {self.events} is a folder; name a file, such as e.jsonl")
 
     @contextmanager
     def logging(self) -> Iterator[None]:

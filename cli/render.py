@@ -16,7 +16,7 @@ def print_report(report: Mapping[str, Any], tables: list[Table], *, as_json: boo
     if as_json:
         sys.stdout.write(json.dumps(report) + "\n")
         return
-    console = Console()
+    console = Console(emoji=False)  # :x: of a text stays what it is
     for table in tables:
         console.print(table)
 

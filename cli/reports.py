@@ -1,6 +1,7 @@
 """Reports in a reader's words."""
 
 from collections.abc import Mapping
+from shlex import quote
 from typing import Any
 
 from rich.markup import escape
@@ -215,7 +216,7 @@ def verify_tables(report: Report, cache: str) -> list[Table]:
         "faults mended": f"{report['repaired']}",
     }
     if report["bad"] and not report["repaired"]:
-        rows["next"] = escape(f"dflash-cache verify --cache {cache} --repair")
+        rows["next"] = escape(f"dflash-cache verify --cache {quote(str(cache))} --repair")
     faults = Table(title="Faults", title_justify="left")
     for heading in ("what", "segment", "rows"):
         faults.add_column(heading, overflow="fold")  # a path that is cut off helps nobody

@@ -26,7 +26,14 @@ from .fingerprints import digest, file_fingerprint
 from .layout import ROOT, SPEC, TARGET
 from .lock import writer_lock
 from .merge import merge_caches
-from .repair import rebuild_commits, require_links_lead, restore_spec, rewrite_content, uncommit
+from .repair import (
+    dead_links,
+    rebuild_commits,
+    require_links_lead,
+    restore_spec,
+    rewrite_content,
+    uncommit,
+)
 from .segment import SegmentWriter
 from .spec import (
     CacheSpec,
@@ -36,7 +43,7 @@ from .spec import (
     part_number,
     require_same_identity,
 )
-from .storage import Storage, open_storage
+from .storage import Storage, missing_file, open_storage
 from .values import float32_states, saturated
 from .verify import Fault, verify_cache
 from .writer import CacheWriter
@@ -59,6 +66,7 @@ __all__ = [
     "TargetParts",
     "checked_line",
     "content_bytes",
+    "dead_links",
     "differences",
     "digest",
     "estimate_bytes",
@@ -68,6 +76,7 @@ __all__ = [
     "fsync_path",
     "fsync_tree",
     "merge_caches",
+    "missing_file",
     "most_content_bytes",
     "most_log_bytes",
     "most_segment_bytes",

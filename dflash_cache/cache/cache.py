@@ -44,7 +44,7 @@ from .record import SegmentRecord, read_record
 from .segment import SHARD_KEY
 from .segment_reader import SegmentReader
 from .spec import CacheSpec
-from .storage import Storage, open_storage
+from .storage import Storage, open_storage, repair_command
 
 RECORDS_IN_MEMORY = 1024
 READERS_IN_MEMORY = 16  # with the small arrays of their segments: some kilobytes each, or megabytes
@@ -201,7 +201,7 @@ class Cache:
             raise  # it says itself what to do, and nothing is to be made again
         except CacheCorruptError as error:
             raise CacheCorruptError(
-                f"{error}. Mend it with: dflash-cache verify --cache {self.address} --repair"
+                f"{error}. Mend it with: {repair_command(self.address)}"
             ) from error
 
     @property
@@ -271,8 +271,7 @@ def read_identity(storage: Storage) -> dict[str, Any]:
         pass
     if storage.folders(SEGMENTS) or storage.exists(f"{ROOT}/zarr.json"):
         raise CacheCorruptError(
-            f"{place}: the file is missing; restore it with: "
-            f"dflash-cache verify --cache {storage.address} --repair"
+            f"{place}: the file is missing; restore it with: {repair_command(storage.address)}"
         )
     raise ConfigError(
         f"{storage.address} is no cache: it has no {SPEC}. Make one with: "

@@ -14,7 +14,7 @@ from .durable import fsync_path, remove_temporaries, remove_tree, write_atomical
 from .layout import LEDGERS, LOCK, LOG, ROOT, SEGMENTS, SPEC, STAGING, segment_folder
 from .lock import is_being_written, writer_lock, writer_of
 from .record import own_record
-from .storage import missing_file, segments_in_place
+from .storage import missing_file, repair_command, segments_in_place
 
 MOST_BUFFERS = 1024  # of one call, Linux' IOV_MAX
 
@@ -153,7 +153,7 @@ class LocalStorage:
         if (root / LOG).exists() or self.folders(SEGMENTS):
             raise CacheCorruptError(
                 f"{root / SPEC} is missing beside committed segments; mend it with: "
-                f"dflash-cache verify --cache {root} --repair"
+                f"{repair_command(str(root))}"
             )
         foreign = self._others("", {LOCK, STAGING, ROOT, LEDGERS})
         foreign += self._others(STAGING, {ROOT, LEDGERS})

@@ -15,6 +15,7 @@ from .durable import remove_tree
 from .layout import LEDGERS, LOCK, ROOT, SEGMENTS, SPEC, STAGING
 from .lease import Lease
 from .object_store import ObjectStore, hasty_store, naming, obstore, open_store
+from .storage import repair_command
 
 _OURS = {LOCK, ROOT, LEDGERS, COMMITS, SUMMARY, STAGING}
 
@@ -148,7 +149,7 @@ class ObjectStorage:
         if self.names(COMMITS) or self.folders(SEGMENTS):
             raise CacheCorruptError(
                 f"{self.place(SPEC)} is missing beside committed segments; mend it with: "
-                f"dflash-cache verify --cache {self.address} --repair"
+                f"{repair_command(self.address)}"
             )
         foreign = [name for name in self.names() if name.split("/")[0] not in _OURS]
         if foreign:

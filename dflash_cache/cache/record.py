@@ -12,7 +12,7 @@ from .arrays import group_metadata
 from .durable import checked_line, parse_checked_line
 from .fingerprints import digest
 from .layout import segment_folder
-from .storage import Storage, missing_file
+from .storage import Storage, missing_file, repair_command
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,6 +91,6 @@ def own_record(storage: Storage, index: int) -> SegmentRecord:
     except (FileNotFoundError, CacheCorruptError) as error:
         raise CacheCorruptError(
             f"{place}: the segment is in place, but its record is missing or was altered; mend "
-            f"it with: dflash-cache verify --cache {storage.address} --repair"
+            f"it with: {repair_command(storage.address)}"
         ) from error
     return record

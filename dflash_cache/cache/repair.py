@@ -66,14 +66,19 @@ def rewrite_content(
     storage.write(f"{ROOT}/zarr.json", spec_copy(storage.read(SPEC)))
 
 
+def dead_links(cache: Cache, indices: Collection[int]) -> list[str]:
+    """The names of what is linked, of these segments, to files that are not there."""
+    names = (f"{segment_folder(index)}/{SHARD_KEY}" for index in sorted(indices))
+    storage = cache.storage
+    return [name for name in names if storage.link_of(name) and not storage.exists(name)]
+
+
 def require_links_lead(cache: Cache, indices: Collection[int]) -> None:
     """``CacheAwayError`` if states of one of these segments are linked to what is not there.
 
     Their disk may only not be mounted, and they are not lost then.
     """
-    storage = cache.storage
-    names = (f"{segment_folder(index)}/{SHARD_KEY}" for index in sorted(indices))
-    away = [name for name in names if storage.link_of(name) and not storage.exists(name)]
+    storage, away = cache.storage, dead_links(cache, indices)
     if away:
         raise CacheAwayError(
             f"{missing_file(storage, away[0])}. {len(away)} segments are linked so, and none was "

@@ -4,7 +4,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from dflash_cache.errors import CacheCorruptError
+from dflash_cache.errors import CacheAwayError, CacheCorruptError
 from dflash_cache.types import Array, HiddenSegment, Int64Array
 
 from .arrays import read_chunks
@@ -108,7 +108,8 @@ class SegmentReader:
     def _damage(self, error: CacheCorruptError, rows: Int64Array) -> CacheCorruptError:
         """``error`` with the rows whose states are lost."""
         what = f"it holds states of rows {shown_rows(rows)} (segment {self._record.index})"
-        return type(error)(f"{error}; {what}")
+        kind = CacheAwayError if isinstance(error, CacheAwayError) else CacheCorruptError
+        return kind(f"{error}; {what}")
 
 
 def open_shard(storage: Storage, record: SegmentRecord, spec: CacheSpec) -> ShardReader:

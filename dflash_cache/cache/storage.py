@@ -3,6 +3,7 @@
 Names are relative to the cache, with slashes.
 """
 
+import shlex
 from collections.abc import Collection, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -125,6 +126,11 @@ class Storage(Protocol):
 
     def writer(self) -> dict[str, Any] | None:
         """The live writer's host and pid, and since when; None if there is none."""
+
+
+def repair_command(address: str) -> str:
+    """As it can be given to a shell."""
+    return f"dflash-cache verify --cache {shlex.quote(address)} --repair"
 
 
 def missing_file(storage: Storage, name: str) -> CacheCorruptError:

@@ -77,6 +77,7 @@ class RegenerateConfig:
 def _is_address(server: str) -> bool:
     try:
         parts = urlsplit(server)
-    except ValueError:  # such as an open bracket
+        _ = parts.port, (parts.hostname or "").encode("idna")
+    except ValueError:  # such as an open bracket, a port above 65535, two dots in the name
         return False
     return parts.scheme in ("http", "https") and bool(parts.hostname)

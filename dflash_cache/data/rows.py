@@ -147,6 +147,8 @@ def _read_files(path: Path) -> pa.Table:
     except (datasets.exceptions.DatasetGenerationError, pa.ArrowInvalid) as error:
         cause = error.__cause__ or error
         raise DataError(f"{path} cannot be read: {cause}. Write it again") from error
+    except ValueError as error:  # objects without a key make no table
+        raise DataError(f"{path} has no rows that can be read: {error}") from error
 
 
 def _join(path: Path, tables: list[pa.Table]) -> pa.Table:

@@ -31,6 +31,14 @@ def _require_neither(path: Path) -> None:
     """``ConfigError`` if there is nothing at ``path``, or what another command reads."""
     if not path.exists():
         raise ConfigError(f"{path} does not exist; name a cache, or a dataset of tokens")
+    inside = next((each for each in path.absolute().parents if (each / CACHE_SPEC).is_file()), None)
+    if inside is not None:
+        raise ConfigError(
+            f"{path} is a part of the cache {inside}; look into that: "
+            f"dflash-cache inspect {quote(str(inside))}"
+        )
+    if not (path.is_file() or path.is_dir()):
+        raise ConfigError(f"{path} is neither a file nor a folder")
     if (path / RUN).is_file():
         raise ConfigError(
             f"{path} is the folder of a run, and no cache; its figures are written as a page with: "

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from dflash_cache.cache import Cache, merge_caches, open_storage
+from dflash_cache.cache import Cache, dead_links, merge_caches, missing_file, open_storage
 from dflash_cache.config import MergeConfig
 from dflash_cache.errors import ConfigError
 
@@ -22,6 +22,8 @@ def merge(config: MergeConfig) -> dict[str, Any]:
         raise ConfigError(f"--into {config.into}: name at least one cache, and another folder")
     with into.lock():
         cache = merge_caches(sources, into, symlink=config.symlink)
+    if dead := dead_links(cache, cache.segments):
+        raise missing_file(cache.storage, dead[0])
     segments = cache.segments.values()
     return {
         "segments": len(segments),

@@ -125,6 +125,7 @@ def _extract_config(config: VerifyConfig, cache: Cache, number: int) -> ExtractC
         "max_disk": None,  # a repair fills no more than was there
         "max_dropped": 1.0,  # rows without finite states are no damage
         "devices": config.devices,
+        "compile": False,  # there may be no compiler here
         "engine": "threads",  # a repair is this machine's work
         "address": None,
         "trust_remote_code": config.trust_remote_code,  # never because a cache says so

@@ -221,6 +221,8 @@ def test_two_writers_and_a_file_of_something_else_are_refused(config):
         ({"server": "localhost:8000"}, "expected an address such as"),
         ({"server": "http://"}, "expected an address such as"),
         ({"server": "http://[1"}, "expected an address such as"),
+        ({"server": "http://127.0.0.1:99999/v1"}, "expected an address such as"),
+        ({"server": "http://a..b/v1"}, "expected an address such as"),
         ({"top_p": 1.5}, "at most 1"),
         ({"out": "chats.json"}, "named .jsonl"),
     ],
