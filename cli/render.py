@@ -60,7 +60,7 @@ def stages_tables(phase: str, stages: Mapping[str, Mapping[str, float]]) -> list
     """Seconds of each stage, and which one the others wait for; none where nothing ran."""
     if not stages:
         return []
-    table = Table(title=f"Stages of {phase}, seconds", title_justify="left")
+    table = Table(title=f"Stages of {phase}, seconds of all their threads", title_justify="left")
     for heading in ("stage", "busy", "starved (no input)", "blocked (no room)"):
         table.add_column(heading, justify="left" if heading == "stage" else "right")
     for name, seconds in stages.items():

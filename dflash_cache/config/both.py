@@ -11,7 +11,7 @@ from .training import TrainConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BothConfig:
-    """Both phases, one after the other or together, and an evaluation at the end."""
+    """Both phases, one after the other or together; with --evaluate, measured at the end."""
 
     extract: ExtractConfig
     train: TrainConfig

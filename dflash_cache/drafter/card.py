@@ -94,7 +94,7 @@ def _data(training: Mapping[str, Any]) -> Rows:
     for part in cache.get("parts", ()):
         yield "dataset", part["dataset"]
         yield "its fingerprint", part["dataset_fingerprint"]
-        yield "its longest sequence [tokens]", part["max_seq_len"]
+        yield "its limit on the length [tokens]", part["max_seq_len"]
     yield "rows extracted", training.get("num_rows")
     if "held_out_rows" in training:
         yield "of them held out", len(training["held_out_rows"])

@@ -25,6 +25,8 @@ def resolve_target(target: str, revision: str | None, *, weights: bool = True) -
 
     Without ``weights`` they are not fetched.
     """
+    if not target:
+        raise ConfigError("--target is empty; give a model's folder or a hub id")
     folder = Path(target)
     if not folder.is_dir():
         try:

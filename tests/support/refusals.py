@@ -69,6 +69,7 @@ COMMANDS: tuple[tuple[str, str], ...] = (
     ("Other layers than the cache's", f"{GOOD_EXTRACT} cache --target-layers 0,1"),
     ("A disk budget that is too small", f"{GOOD_EXTRACT} c --max-disk 10kB"),
     ("A value that cannot be", f"{GOOD_EXTRACT} c --batch-tokens 0"),
+    ("A target that is an empty word", "plan --data good.parquet --target '' --cache c"),
     ("A word where a number is wanted", f"{GOOD_EXTRACT} c --batch-tokens many"),
     (
         "A batch size to try, and no target to try it on",
