@@ -116,7 +116,7 @@ def interrupt_and_resume(untroubled, folder, moments: int, *, overlap: bool, see
     assert_equal_to(reference, folder)
 
 
-@pytest.mark.parametrize(("overlap", "moments"), [(False, 2), (True, 4)])
+@pytest.mark.parametrize(("overlap", "moments"), [(False, 2), (True, 2)])
 def test_interrupted_and_resumed_equals_uninterrupted(overlap, moments, untroubled, tmp_path):
     interrupt_and_resume(untroubled, tmp_path, moments, overlap=overlap, seed=3)
 
