@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from io import RawIOBase
 from typing import TextIO
 
@@ -24,7 +25,7 @@ from .snapshots import phase_line, snapshot_view
 REFRESH_S = 0.5
 LINE_EVERY_S = 10.0
 
-Show = Callable[[Snapshot], None]
+Show = Callable[[Snapshot, list[str]], None]  # a snapshot, and the phases that are due
 log = logging.getLogger(__name__)
 
 
@@ -37,24 +38,27 @@ def progress_display(output: Output) -> Iterator[OnProgress]:
         if output.events is not None:
             # Without a buffer, which would have to be written when the file is closed.
             file = closing.enter_context(output.events.open("ab", buffering=0))
-            shows.append(_EventLines(file).show)
+            shows.append(partial(_write_event, file))
         if not output.quiet:
             console = Console(stderr=True, emoji=False)
             shows.append(
                 closing.enter_context(_live_view(console))
                 if console.is_interactive
-                else _PlainLines().show
+                else _write_lines
             )
 
         if not shows:
             yield ignore
             return
 
+        due = _Due()
+
         def show() -> None:
             snapshot = watch.snapshot()
+            phases = due.phases(snapshot)
             for each in list(shows):
                 try:
-                    each(snapshot)
+                    each(snapshot, phases)
                 except OSError as error:  # the work goes on without it
                     shows.remove(each)
                     log.warning("progress is not told any more: %s", error)
@@ -81,32 +85,20 @@ class _Due:
         return due
 
 
-class _PlainLines:
+def _write_lines(snapshot: Snapshot, due: list[str]) -> None:
     """A line for each phase that is due, on standard error."""
-
-    def __init__(self) -> None:
-        self._due = _Due()
-
-    def show(self, snapshot: Snapshot) -> None:
-        due = self._due.phases(snapshot)
-        for phase in snapshot.phases:
-            if phase.phase in due:
-                sys.stderr.write(f"{phase_line(phase)}\n")
-        sys.stderr.flush()
+    for phase in snapshot.phases:
+        if phase.phase in due:
+            sys.stderr.write(f"{phase_line(phase)}\n")
+    sys.stderr.flush()
 
 
-class _EventLines:
+def _write_event(file: RawIOBase, snapshot: Snapshot, due: list[str]) -> None:
     """The snapshot as a JSON line whenever a phase is due."""
-
-    def __init__(self, file: RawIOBase) -> None:
-        self._due = _Due()
-        self._file = file
-
-    def show(self, snapshot: Snapshot) -> None:
-        if self._due.phases(snapshot):
-            now = datetime.now(UTC).isoformat(timespec="milliseconds")
-            line = json.dumps({"time": now, **asdict(snapshot)}) + "\n"
-            self._file.write(line.encode())
+    if due:
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        line = json.dumps({"time": now, **asdict(snapshot)}) + "\n"
+        file.write(line.encode())
 
 
 @contextmanager
@@ -120,7 +112,7 @@ def _live_view(console: Console) -> Iterator[Show]:
     real, closed = sys.stderr, False
     proxy = real  # which the display puts in its place
 
-    def show(snapshot: Snapshot) -> None:
+    def show(snapshot: Snapshot, _due: list[str]) -> None:
         nonlocal proxy
         if not snapshot.phases or closed:
             return

@@ -15,7 +15,6 @@ from dflash_cache.sizes import ByteCount
 
 from .output import Output
 
-_EVENTS = "A file that gets a snapshot of the progress every 10 s, as JSON lines."
 Run = Callable[[Any, Output], None]
 
 
@@ -66,15 +65,26 @@ def _output(flags: dict[str, Any]) -> Output:
     return Output(**{item.name: flags.pop(item.name) for item in fields(Output)})
 
 
+FLAGS_OF_EVERY_COMMAND: Mapping[str, tuple[Any, str]] = {  # by name: type and meaning
+    "config": (
+        Path | None,
+        "TOML file of settings, one flat table, named as the flags. Flags win.",
+    ),
+    "print_config": (bool, "Print the resolved settings as such a file, and do nothing else."),
+    "json": (bool, "Print the report as one JSON object, as the last line of standard output."),
+    "quiet": (bool, "Show nothing but errors and the report."),
+    "verbose": (bool, "Show log lines too."),
+    "events": (
+        Path | None,
+        "A file that gets a snapshot of the progress every 10 s, as JSON lines.",
+    ),
+}
+
+
 def _flags_of_every_command() -> list[inspect.Parameter]:
-    printed = "Print the resolved settings as TOML, and do nothing else."
     return [
-        _keyword("config", Path | None, "--config", "TOML file of settings; flags win."),
-        _keyword("print_config", bool, "--print-config", printed, False),
-        _keyword("json", bool, "--json", "Print the report as JSON, as the last line.", False),
-        _keyword("quiet", bool, "--quiet", "Show nothing but errors and the report.", False),
-        _keyword("verbose", bool, "--verbose", "Show log lines too.", False),
-        _keyword("events", Path | None, "--events", _EVENTS),
+        _keyword(name, kind, flag_of(name), meaning, False if kind is bool else None)
+        for name, (kind, meaning) in FLAGS_OF_EVERY_COMMAND.items()
     ]
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from dflash_cache.errors import ConfigError
 
 _LOGGER = "dflash_cache"
-_NO_BARS = ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,8 +44,7 @@ class Output:
 
 @contextmanager
 def _only_errors() -> Iterator[None]:
-    for name in _NO_BARS:  # read when the libraries are imported
-        os.environ.setdefault(name, "1")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read when it is imported
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(action="ignore"):

@@ -1,7 +1,6 @@
 """Reports in a reader's words."""
 
 from collections.abc import Mapping
-from shlex import quote
 from typing import Any
 
 from rich.markup import escape
@@ -207,7 +206,7 @@ def _checks(report: Report, drafters: Report) -> dict[str, str]:
     return rows | {"prompts": f"{report['prompts']}"}
 
 
-def verify_tables(report: Report, cache: str) -> list[Table]:
+def verify_tables(report: Report, repair: str) -> list[Table]:
     rows = {
         "segments": f"{report['segments']:,}",
         "chunks of hidden states": f"{report['chunks']:,}",
@@ -216,7 +215,7 @@ def verify_tables(report: Report, cache: str) -> list[Table]:
         "faults mended": f"{report['repaired']}",
     }
     if report["bad"] and not report["repaired"]:
-        rows["next"] = escape(f"dflash-cache verify --cache {quote(str(cache))} --repair")
+        rows["next"] = escape(repair)
     faults = Table(title="Faults", title_justify="left")
     for heading in ("what", "segment", "rows"):
         faults.add_column(heading, overflow="fold")  # a path that is cut off helps nobody

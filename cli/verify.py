@@ -11,6 +11,7 @@ def command(config: VerifyConfig, output: Output) -> None:
     """Check every byte of a cache; --repair makes again what is damaged. Exits 1 on damage."""
     import typer
 
+    from dflash_cache.cache import repair_command
     from dflash_cache.runs.verify import verify
 
     from .display import progress_display
@@ -19,6 +20,8 @@ def command(config: VerifyConfig, output: Output) -> None:
 
     with progress_display(output) as on_progress:
         report = verify(config, on_progress)
-    print_report(report, verify_tables(report, config.cache), as_json=output.json)
+    print_report(
+        report, verify_tables(report, repair_command(str(config.cache))), as_json=output.json
+    )
     if report["bad"]:
         raise typer.Exit(1)

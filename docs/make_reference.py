@@ -7,6 +7,7 @@ from dataclasses import MISSING, Field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+from dflash_cache.cli.options import FLAGS_OF_EVERY_COMMAND
 from dflash_cache.config import (
     BothConfig,
     EvaluateConfig,
@@ -87,12 +88,7 @@ Each command also takes:
 
 | flag | meaning |
 |---|---|
-| `--config FILE.toml` | Settings from a TOML file, one flat table, named as the flags. Flags win. |
-| `--print-config` | Print the resolved settings as such a file, and do nothing else. |
-| `--json` | Print the report as one JSON object, as the last line of standard output. |
-| `--quiet` | Show nothing but errors and the report. |
-| `--verbose` | Show log lines too. |
-| `--events FILE.jsonl` | A file that gets a snapshot of the progress every 10 s, as JSON lines. |
+{flags}
 | `--help` | Show the flags. |
 
 `dflash-cache --version` prints the versions of the program and of what its results depend on.
@@ -115,7 +111,12 @@ Progress goes to standard error, the report to standard output.
 
 def render() -> str:
     """The whole page."""
-    return "\n".join([INTRODUCTION, *(_command(name) for name in CONFIGS), _demo()])
+    flags = "\n".join(
+        f"| `{flag_of(name)}{'' if kind is bool else ' FILE'}` | {meaning} |"
+        for name, (kind, meaning) in FLAGS_OF_EVERY_COMMAND.items()
+    )
+    introduction = INTRODUCTION.replace("{flags}", flags)
+    return "\n".join([introduction, *(_command(name) for name in CONFIGS), _demo()])
 
 
 def _command(name: str) -> str:

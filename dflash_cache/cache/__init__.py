@@ -43,7 +43,7 @@ from .spec import (
     part_number,
     require_same_identity,
 )
-from .storage import Storage, missing_file, open_storage
+from .storage import Storage, missing_file, open_storage, repair_command
 from .values import float32_states, saturated
 from .verify import Fault, verify_cache
 from .writer import CacheWriter
@@ -86,6 +86,7 @@ __all__ = [
     "part_number",
     "rebuild_commits",
     "remove_tree",
+    "repair_command",
     "require_links_lead",
     "require_same_identity",
     "restore_spec",

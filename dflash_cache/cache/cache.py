@@ -38,10 +38,9 @@ from .layout import (
     TARGET,
     ledger_name,
     plan_folder,
-    segment_folder,
 )
 from .record import SegmentRecord, read_record
-from .segment import SHARD_KEY
+from .segment import shard_name
 from .segment_reader import SegmentReader
 from .spec import CacheSpec
 from .storage import Storage, open_storage, repair_command
@@ -207,8 +206,7 @@ class Cache:
     @property
     def linked(self) -> dict[str, int]:
         """Of how many committed segments the states lie in another cache, by its folder."""
-        names = (f"{segment_folder(index)}/{SHARD_KEY}" for index in self.segments)
-        files = filter(None, map(self.storage.link_of, names))
+        files = filter(None, map(self.storage.link_of, map(shard_name, self.segments)))
         return dict(Counter(file.rsplit(f"/{ROOT}/", 1)[0] for file in files))
 
     def require_complete(self) -> None:

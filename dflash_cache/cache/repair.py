@@ -13,7 +13,7 @@ from .fingerprints import check_fingerprint
 from .layout import ROOT, SPEC, segment_folder
 from .local import LocalStorage
 from .record import own_record
-from .segment import SHARD_KEY
+from .segment import shard_name
 from .storage import Storage, missing_file, segments_in_place
 
 
@@ -68,8 +68,8 @@ def rewrite_content(
 
 def dead_links(cache: Cache, indices: Collection[int]) -> list[str]:
     """The names of what is linked, of these segments, to files that are not there."""
-    names = (f"{segment_folder(index)}/{SHARD_KEY}" for index in sorted(indices))
     storage = cache.storage
+    names = map(shard_name, sorted(indices))
     return [name for name in names if storage.link_of(name) and not storage.exists(name)]
 
 

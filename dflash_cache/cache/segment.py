@@ -23,7 +23,7 @@ from .arrays import write_array
 from .codecs import chunk_codec
 from .durable import fsync_tree, remove_tree
 from .fingerprints import fingerprint_files
-from .layout import segment_name
+from .layout import segment_folder, segment_name
 from .record import SegmentRecord
 from .shard import ShardWriter
 from .spec import CacheSpec
@@ -39,6 +39,11 @@ SMALL_ARRAYS: Mapping[str, npt.DTypeLike] = {
     "row_ids": np.int64,
 }
 SCALES = "scales"  # of quantized states only
+
+
+def shard_name(index: int) -> str:
+    """In the cache, of the hidden states of segment ``index``."""
+    return f"{segment_folder(index)}/{SHARD_KEY}"
 
 
 def chunking(num_tokens: int, token_bytes: int) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from .arrays import read_chunks
 from .codecs import chunk_codec
 from .layout import segment_folder
 from .record import SegmentRecord
-from .segment import SCALES, SHARD_KEY, SMALL_ARRAYS
+from .segment import SCALES, SMALL_ARRAYS, shard_name
 from .shard_reader import DamagedChunkError, ShardReader
 from .spec import CacheSpec
 from .storage import Storage
@@ -114,9 +114,9 @@ class SegmentReader:
 
 def open_shard(storage: Storage, record: SegmentRecord, spec: CacheSpec) -> ShardReader:
     """The hidden states of a segment."""
-    name = f"{segment_folder(record.index)}/{SHARD_KEY}"
     chunk_bytes = record.chunk_tokens * spec.stored_token_bytes
-    return ShardReader(storage, name, record, chunk_codec(spec.codec), chunk_bytes)
+    codec = chunk_codec(spec.codec)
+    return ShardReader(storage, shard_name(record.index), record, codec, chunk_bytes)
 
 
 def shown_rows(rows: Int64Array, most: int = 12) -> str:

@@ -11,7 +11,7 @@ from .cache import Cache, read_identity, spec_copy
 from .fingerprints import Fingerprints, check_fingerprint
 from .layout import LOCK, ROOT, SPEC, STAGING, segment_folder
 from .record import SegmentRecord
-from .segment import SHARD_KEY
+from .segment import shard_name
 from .segment_reader import open_shard
 from .storage import Storage, open_storage, segments_in_place
 
@@ -123,13 +123,13 @@ class _Walk:
             self._known |= set(self._storage.names(folder))
             return
         files = {f"{folder}/{name}": recorded for name, recorded in record.files.items()}
-        self._known |= {*files, f"{folder}/zarr.json", f"{folder}/{SHARD_KEY}"}
+        self._known |= {*files, f"{folder}/zarr.json", shard_name(index)}
         yield from self._file_faults(files, index)
         yield from self._chunk_faults(record)
 
     def _chunk_faults(self, record: SegmentRecord) -> Iterator[Fault]:
         """Each damaged chunk of hidden states, and the rows in it."""
-        index, name = record.index, f"{segment_folder(record.index)}/{SHARD_KEY}"
+        index, name = record.index, shard_name(record.index)
         try:
             for error in open_shard(self._storage, record, self._cache.spec).damaged():
                 yield self._fault(name, error, index, self._rows_of(record, error.chunk))

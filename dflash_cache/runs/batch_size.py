@@ -73,10 +73,9 @@ def _longest_row(preparation: Preparation) -> tuple[int, int]:
 
 def _trial(preparation: Preparation, capture: LayerCapture, rows: Int64Array) -> BatchTrial | None:
     """None if a device has not the memory."""
-    num_tokens = int(rows[:, 1].sum())
-    seconds = None
+    num_tokens, device, seconds = int(rows[:, 1].sum()), preparation.devices[0], None
     try:
-        with peak_memory(preparation.devices[0]) as peaks:
+        with peak_memory(device) as peaks:
             seconds = batch_seconds(preparation, capture, rows)
     except torch.OutOfMemoryError:
         pass  # its traceback holds the tensors of the pass until here
@@ -85,10 +84,9 @@ def _trial(preparation: Preparation, capture: LayerCapture, rows: Int64Array) ->
         return None
     num_workers, num_writers = len(preparation.devices), preparation.config.writers
     staged = num_tokens * preparation.spec.stored_token_bytes
-    if preparation.devices[0].startswith("cuda"):
+    if device.startswith("cuda"):
         staged = 1 << (staged - 1).bit_length()  # so torch rounds page-locked memory
     host_share = num_buffers(num_workers, num_writers) * staged / host_bytes_left()
-    device = preparation.devices[0]
     share = preparation.devices.count(device) * max(peak.share for peak in peaks)
     return BatchTrial(
         num_tokens=num_tokens,

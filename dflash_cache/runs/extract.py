@@ -40,9 +40,8 @@ def extract(config: ExtractConfig, on_progress: OnProgress = ignore) -> dict[str
 
     Returns the report: sequences, tokens, truncated, dropped {reason: rows}, bytes_raw,
     bytes_stored, batch_tokens (of this run; None if nothing was left to do), segments_missing (not
-    extracted, for the disk budget was reached), wall_s,
-    critical_stage, critical_share, stages {name: {busy_s, starved_s, blocked_s}}, channels
-    {name: {capacity, depth}}.
+    extracted, for the disk budget was reached), wall_s, critical_stage, critical_share, stages
+    {name: {busy_s, starved_s, blocked_s}}, channels {name: {capacity, depth}}.
     """
     began = time.perf_counter()
     with connected(config):

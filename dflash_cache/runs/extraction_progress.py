@@ -6,7 +6,7 @@ from dflash_cache.cache import Cache
 from dflash_cache.pipeline import Pipeline
 from dflash_cache.types import CommittedSegment, SegmentPlan
 
-from .progress import OnProgress, Progress, Sample, channel_states
+from .progress import OnProgress, Progress, Sample, sample_of
 from .room import Room
 from .waiting import TRAINING_STAGES
 from .workers import Workers
@@ -25,21 +25,18 @@ class ExtractionProgress:
         on_progress: OnProgress,
     ) -> None:
         """``missing`` is what is to be extracted: of a share, not all that the cache lacks."""
-        planned = cache.segments.keys() | {plan.index for plan in missing}
         self._pipeline = pipeline
         self._cache = cache
         self._workers = workers
         self._room = room
         self._on_progress = on_progress
-        self._total = len(planned)
-        self._figures = {
-            "rows": 0,  # that are settled: stored, or left out for their states
-            "rows_planned": sum(len(plan.row_ids) for plan in cache.plan if plan.index in planned),
-            "tokens": 0,
-            "bytes_stored": 0,
-        }
+        self._total = len(cache.segments) + len(missing)
+        # Rows are those that are settled: stored, or left out for their states.
+        self._figures = dict.fromkeys(("rows", "rows_planned", "tokens", "bytes_stored"), 0)
         for segment in cache.segments.values():
             self.committed(segment)
+        to_come = sum(len(plan.row_ids) for plan in missing)
+        self._figures["rows_planned"] = self._figures["rows"] + to_come
 
     def committed(self, segment: CommittedSegment) -> None:
         self._add(segment, 1)
@@ -76,9 +73,5 @@ class ExtractionProgress:
         self.show(over=True)
 
     def _sample(self) -> Sample:
-        statistics = self._pipeline.statistics_so_far()
-        return Sample(
-            stages={name: each for name, each in statistics.items() if name not in TRAINING_STAGES},
-            channels=channel_states(self._pipeline),
-            device_tokens=self._workers.device_tokens(),
-        )
+        tokens = self._workers.device_tokens()
+        return sample_of(self._pipeline, tokens, lambda stage: stage not in TRAINING_STAGES)

@@ -13,7 +13,7 @@ def inspect(config: InspectConfig) -> dict[str, Any]:
     """Look into a cache (``inspect_cache``) or a dataset of tokens (``inspect_dataset``)."""
     path = Path(config.cache)
     if "://" not in config.cache and not (path / CACHE_SPEC).exists():
-        _require_neither(path)
+        _require_inspectable(path)
         from dflash_cache.data import is_dataset
 
         if is_dataset(path):
@@ -27,7 +27,7 @@ def inspect(config: InspectConfig) -> dict[str, Any]:
     return inspect_cache(config)
 
 
-def _require_neither(path: Path) -> None:
+def _require_inspectable(path: Path) -> None:
     """``ConfigError`` if there is nothing at ``path``, or what another command reads."""
     if not path.exists():
         raise ConfigError(f"{path} does not exist; name a cache, or a dataset of tokens")

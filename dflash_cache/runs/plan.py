@@ -24,8 +24,8 @@ def plan(config: PlanConfig) -> dict[str, Any]:
 
     Returns the report: sequences, tokens, truncated, dropped {reason: rows}, segments,
     batch_tokens (what ``auto`` came to, if that is set), batches, padding (share of the target's
-    work), bytes_estimated {codec: bytes}, free_bytes,
-    max_disk_smallest, the least --max-disk that ``extract`` takes, and probe {..} on request.
+    work), bytes_estimated {codec: bytes}, free_bytes, max_disk_smallest, the least --max-disk that
+    ``extract`` takes, and probe {..} on request.
     """
     with connected(config):
         preparation = prepare(config)

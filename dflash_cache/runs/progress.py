@@ -46,9 +46,16 @@ def ignore(progress: Progress) -> None:
     """Show nothing."""
 
 
-def channel_states(pipeline: Pipeline) -> dict[str, ChannelState]:
-    """By name, without waiting for any of them."""
-    return {
-        channel.name: ChannelState(held=channel.held, capacity=channel.capacity)
-        for channel in list(pipeline.channels)
-    }
+def sample_of(
+    pipeline: Pipeline, device_tokens: Mapping[str, int], is_of_phase: Callable[[str], bool]
+) -> Sample:
+    """Of those stages, by name, that are of the phase; without waiting for any of them."""
+    statistics = pipeline.statistics_so_far()
+    return Sample(
+        stages={stage: each for stage, each in statistics.items() if is_of_phase(stage)},
+        channels={
+            channel.name: ChannelState(held=channel.held, capacity=channel.capacity)
+            for channel in list(pipeline.channels)
+        },
+        device_tokens=device_tokens,
+    )

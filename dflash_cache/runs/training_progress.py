@@ -3,7 +3,7 @@
 from dflash_cache.pipeline import Pipeline
 from dflash_cache.train import StepResult, TrainingState
 
-from .progress import OnProgress, Progress, Sample, channel_states
+from .progress import OnProgress, Progress, Sample, sample_of
 from .waiting import TRAINING_STAGES
 
 
@@ -50,9 +50,5 @@ class TrainingProgress:
         )
 
     def _sample(self) -> Sample:
-        statistics = self._pipeline.statistics_so_far()
-        return Sample(
-            stages={name: each for name, each in statistics.items() if name in TRAINING_STAGES},
-            channels=channel_states(self._pipeline),
-            device_tokens={self._device: self._num_tokens},
-        )
+        tokens = {self._device: self._num_tokens}
+        return sample_of(self._pipeline, tokens, lambda stage: stage in TRAINING_STAGES)
