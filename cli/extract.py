@@ -1,12 +1,12 @@
 """``extract``."""
 
-from dflash_cache.config import ExtractConfig
+from dflash_cache.config import BothConfig, ExtractConfig
 
 from .options import with_options
 from .output import Output
 
 
-@with_options(ExtractConfig)
+@with_options(ExtractConfig, whole=BothConfig)
 def command(config: ExtractConfig, output: Output) -> None:
     """Phase one: run the target over a dataset and keep its hidden states in a cache."""
     from dflash_cache.runs.extract import extract

@@ -21,10 +21,13 @@ Run = Callable[[Any, Output], None]
 def with_options(
     config_type: type[Config],
     preset: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
+    *,
+    whole: type[Config] | None = None,
 ) -> Callable[[Run], Callable[..., None]]:
     """Make ``run(config, output)`` a command with one flag a field, and those of every command.
 
-    ``preset`` may give settings that stand below the file and the flags, knowing what is set.
+    ``preset`` may give settings that stand below the file and the flags, knowing what is set. A
+    file of ``whole``, of which ``config_type`` is a part, serves too.
     """
 
     def decorate(run: Run) -> Callable[..., None]:
@@ -37,7 +40,7 @@ def with_options(
                 name: value for name, value in flags.items() if value is not None and value != []
             }
             given |= {name: _parse_list(name, given[name], hints[name]) for name in given}
-            from_file = load_toml(file, config_type) if file else {}
+            from_file = load_toml(file, config_type, whole) if file else {}
             below = preset(from_file | given) if preset else {}
             config = build(config_type, below, from_file, given)
             with output.logging():
@@ -45,11 +48,7 @@ def with_options(
 
         hints = {item.name: hint for item, hint in options_of(config_type)}
         parameters = [_parameter(item, hint) for item, hint in options_of(config_type)]
-        arguments = [
-            item.name
-            for item, hint in options_of(config_type)
-            if item.metadata["argument"] and get_origin(hint) is not tuple
-        ]
+        arguments = _single_arguments(config_type)
         parameters += [_flag_of_argument(name, hints[name]) for name in arguments]
         parameters += _flags_of_every_command()
         command.__doc__ = run.__doc__
@@ -85,6 +84,15 @@ def _flags_of_every_command() -> list[inspect.Parameter]:
     return [
         _keyword(name, kind, flag_of(name), meaning, False if kind is bool else None)
         for name, (kind, meaning) in FLAGS_OF_EVERY_COMMAND.items()
+    ]
+
+
+def _single_arguments(config_type: type[Config]) -> list[str]:
+    """Fields that stand without a flag, but for those that take all that is left."""
+    return [
+        item.name
+        for item, hint in options_of(config_type)
+        if item.metadata["argument"] and get_origin(hint) is not tuple
     ]
 
 

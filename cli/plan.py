@@ -1,12 +1,12 @@
 """``plan``."""
 
-from dflash_cache.config import PlanConfig
+from dflash_cache.config import BothConfig, PlanConfig
 
 from .options import with_options
 from .output import Output
 
 
-@with_options(PlanConfig)
+@with_options(PlanConfig, whole=BothConfig)
 def command(config: PlanConfig, output: Output) -> None:
     """Size an extraction before any work: rows, tokens, segments, bytes by codec, free space."""
     from dflash_cache.runs.plan import plan

@@ -10,6 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from dflash_cache.runs.shown import shown_held
+
 
 def print_report(report: Mapping[str, Any], tables: list[Table], *, as_json: bool) -> None:
     """The report as tables for a reader, or as one JSON line for a script."""
@@ -60,7 +62,10 @@ def stages_tables(phase: str, stages: Mapping[str, Mapping[str, float]]) -> list
     """Seconds of each stage, and which one the others wait for; none where nothing ran."""
     if not stages:
         return []
-    table = Table(title=f"Stages of {phase}, seconds of all their threads", title_justify="left")
+    table = Table(
+        title=f"Stages of {phase} since this start, seconds of all their threads",
+        title_justify="left",
+    )
     for heading in ("stage", "busy", "starved (no input)", "blocked (no room)"):
         table.add_column(heading, justify="left" if heading == "stage" else "right")
     for name, seconds in stages.items():
@@ -73,9 +78,13 @@ def channels_tables(phase: str, channels: Mapping[str, Mapping[str, float]]) -> 
     """How full each channel was: near its capacity, its reader is slow; near 0, its writer."""
     if not channels:
         return []
-    table = Table(title=f"Channels of {phase}, what they held when read", title_justify="left")
+    table = Table(
+        title=f"Channels of {phase} since this start, what they held when read",
+        title_justify="left",
+    )
     for heading in ("channel", "mean", "at most"):
         table.add_column(heading, justify="left" if heading == "channel" else "right")
     for name, figures in channels.items():
-        table.add_row(name, f"{figures['depth']:,.1f}", f"{figures['capacity']:,}")
+        depth, capacity = round(figures["depth"], 1), int(figures["capacity"])
+        table.add_row(name, shown_held(depth, capacity), shown_held(capacity, capacity))
     return [table]

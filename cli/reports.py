@@ -56,7 +56,7 @@ def extract_tables(report: Report) -> list[Table]:
     rows = _rows_and_tokens(report) | {
         "hidden states": shown_bytes(report["bytes_raw"]),
         "on disk": shown_bytes(report["bytes_stored"]),
-        "time": f"{report['wall_s']:.1f} s",
+        "time since this start": f"{report['wall_s']:.1f} s",
     }
     if report["segments_missing"]:
         rows["segments not in place"] = (
@@ -88,8 +88,11 @@ def train_tables(report: Report) -> list[Table]:
         "block acceptance length": f"{report['block_acceptance_length']:.2f} (held-out rows, "
         "teacher-forced)",
         "accuracy by slot": " ".join(f"{share:.2f}" for share in report["slot_accuracy"]),
-        "time": f"{report['wall_s']:.1f} s" if report["stages"] else "nothing was left to do",
-        "waiting for data": f"{report['waiting_share']:.1%} of the time",
+        "time since this start": (
+            f"{report['wall_s']:.1f} s, {report['waiting_share']:.1%} of it waiting for data"
+            if report["stages"]
+            else "nothing was left to do"
+        ),
         "drafter": escape(report["export"]),
     }
     if slow := report["slow_stage"]:

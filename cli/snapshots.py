@@ -9,12 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from dflash_cache.runs.progress import ChannelState
-from dflash_cache.runs.shown import shown_bytes, shown_time
+from dflash_cache.runs.shown import shown_bytes, shown_held, shown_time
 from dflash_cache.runs.snapshot import PhaseSnapshot, Snapshot, StageSnapshot
 
 _NAME_WIDTH = 11  # of the longest phase, and a space
 _LEFT_WIDTH = 15
-_BYTES_FROM = 1_000_000  # only channels that count bytes hold so much
 _BUSY_SHARE = 0.9
 
 
@@ -122,6 +121,6 @@ def _channels(channels: Mapping[str, ChannelState]) -> str:
 
 
 def _fill(channel: ChannelState) -> str:
-    if channel.capacity >= _BYTES_FROM:
-        return f"{shown_bytes(channel.held)} of {shown_bytes(channel.capacity)}"
-    return f"{channel.held:,}/{channel.capacity:,}"
+    held, most = (shown_held(each, channel.capacity) for each in (channel.held, channel.capacity))
+    has_unit = " " in held
+    return f"{held} of {most}" if has_unit else f"{held}/{most}"

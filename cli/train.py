@@ -1,12 +1,12 @@
 """``train``."""
 
-from dflash_cache.config import TrainConfig
+from dflash_cache.config import BothConfig, TrainConfig
 
 from .options import with_options
 from .output import Output
 
 
-@with_options(TrainConfig)
+@with_options(TrainConfig, whole=BothConfig)
 def command(config: TrainConfig, output: Output) -> None:
     """Phase two: train a drafter from a finished cache."""
     from dflash_cache.runs.train import train

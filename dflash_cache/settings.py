@@ -163,8 +163,12 @@ def _name_of(kind: Any) -> str:
     return f"list of {get_args(kind)[0].__name__}" if get_origin(kind) is tuple else kind.__name__
 
 
-def load_toml(path: Path, config_type: type) -> dict[str, Any]:
-    """Settings of ``config_type`` from a TOML file, with dashes or underscores in the names."""
+def load_toml(path: Path, config_type: type, whole: type | None = None) -> dict[str, Any]:
+    """Settings of ``config_type`` from a TOML file, with dashes or underscores in the names.
+
+    The file may be one of ``whole``, of which ``config_type`` is a part: what the part lacks is
+    left aside. ``ConfigError`` names a key that neither has.
+    """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -172,9 +176,10 @@ def load_toml(path: Path, config_type: type) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"--config {path}: {error}") from error
     settings = {_name_of_key(key): value for key, value in content.items()}
-    known = [item.name for item, _ in options_of(config_type)]
-    _require_known(settings, known, f"--config {path}, which holds one command's settings: ")
-    return settings
+    known = {item.name for item, _ in options_of(config_type)}
+    of_whole = {item.name for item, _ in options_of(whole)} if whole else set()
+    _require_known(settings, sorted(known | of_whole), f"--config {path}: ")
+    return {name: value for name, value in settings.items() if name in known}
 
 
 def to_json(config: Any) -> str:

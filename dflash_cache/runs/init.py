@@ -7,22 +7,19 @@ from typing import Any
 from dflash_cache.config import InitConfig
 from dflash_cache.errors import ConfigError
 
-_FILE = "--config FILE\n"  # what a template's commands call itself
-
 
 def init(config: InitConfig) -> dict[str, Any]:
     """Write the template that ``config.for_`` names; ``ConfigError`` if the file exists.
 
-    Returns the report: file, command (which takes the file).
+    Returns the report: file, command (which runs both phases with it).
     """
-    named = f"--config {shlex.quote(str(config.out))}\n"
-    text = template(config.for_).replace(_FILE, named)
+    named = f"--config {shlex.quote(str(config.out))}"
+    text = template(config.for_).replace("--config FILE", named)
     if config.out.exists():
         raise ConfigError(f"--out {config.out} exists; name another file, or remove it first")
     config.out.parent.mkdir(parents=True, exist_ok=True)
     config.out.write_text(text, encoding="utf-8")
-    (line,) = (line for line in text.splitlines(keepends=True) if line.endswith(named))
-    return {"file": str(config.out), "command": line.lstrip("#").strip()}
+    return {"file": str(config.out), "command": f"dflash-cache both {named}"}
 
 
 def template(name: str) -> str:

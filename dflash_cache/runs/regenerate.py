@@ -14,7 +14,7 @@ from typing import Any
 from dflash_cache.cache import fsync_path, remove_tree, write_atomically, writer_lock
 from dflash_cache.config import RegenerateConfig
 from dflash_cache.data.sources import SETTINGS, ChatFiles, Row
-from dflash_cache.errors import ConfigError, DataError
+from dflash_cache.errors import CacheMismatchError, ConfigError, DataError
 from dflash_cache.pipeline import Channel, Pipeline
 from dflash_cache.settings import flag_of, to_json
 
@@ -206,7 +206,11 @@ def _made_from(config: RegenerateConfig, files: ChatFiles) -> dict[str, Any]:
 
 
 def _finished(config: RegenerateConfig, made_from: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The report of an equal earlier run; ``ConfigError`` if ``config.out`` is anything else."""
+    """The report of an equal earlier run.
+
+    ``CacheMismatchError`` if ``config.out`` was made from something else, ``ConfigError`` if it is
+    no file of ``regenerate``.
+    """
     if not config.out.exists():
         return None
     try:
@@ -224,9 +228,9 @@ def _finished(config: RegenerateConfig, made_from: Mapping[str, Any]) -> dict[st
 
 
 def _require_same(file: Path, made_from: Mapping[str, Any], out: Path, *, bound: bool) -> None:
-    """``ConfigError`` if earlier starts were made from something else; the first is recorded.
+    """``CacheMismatchError`` if earlier starts were made from something else.
 
-    It binds later ones once there are answers.
+    The first is recorded, and binds later ones once there are answers.
     """
     if bound:
         record = json.loads(file.read_text(encoding="utf-8"))
@@ -245,7 +249,7 @@ def _refuse_differing(found: Mapping[str, Any], wanted: Mapping[str, Any], what:
     names = [name for name in wanted if name != "settings"]
     differing += [name for name in names if found.get(name) != wanted[name]]
     if differing:
-        raise ConfigError(
+        raise CacheMismatchError(
             f"{what} from something else:\n  "
             + "\n  ".join(differing)
             + "\nName another --out, or give the settings of before"

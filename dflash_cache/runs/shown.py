@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+_BYTES_FROM = 1_000_000  # only channels that count bytes hold so much
 _SIGNS = {"\n": "↵", "\t": "⇥"}
 
 
@@ -12,6 +13,11 @@ def shown_bytes(count: int) -> str:
         if count >= size:
             return f"{count / size:,.2f} {unit}"
     return f"{count / 1e6:,.1f} MB"
+
+
+def shown_held(held: float, capacity: int) -> str:
+    """What a channel holds: bytes, if it counts those by its capacity, else items."""
+    return shown_bytes(int(held)) if capacity >= _BYTES_FROM else f"{held:,}"
 
 
 def shown_time(seconds: float) -> str:

@@ -16,7 +16,7 @@ from dflash_cache.data.sources import ChatFiles
 from dflash_cache.data.token_files import TokenFiles
 from dflash_cache.data.token_tally import Duplicates, TokenTally
 from dflash_cache.data.tokenization import RowBatch, TokenBatch, Tokenization
-from dflash_cache.errors import ConfigError, DataError
+from dflash_cache.errors import CacheMismatchError, ConfigError, DataError
 from dflash_cache.pipeline import process_map
 from dflash_cache.settings import flag_of, to_json
 from dflash_cache.target.tokenizer import load_tokenizer
@@ -157,7 +157,11 @@ def _made_from(config: TokenizeConfig, files: ChatFiles, parts: TokenizerParts) 
 
 
 def _finished(config: TokenizeConfig, made_from: dict[str, Any]) -> dict[str, Any] | None:
-    """The report of an equal earlier run; ``ConfigError`` if ``config.out`` holds anything else."""
+    """The report of an equal earlier run.
+
+    ``CacheMismatchError`` if ``config.out`` was made from something else, ``ConfigError`` if it is
+    no folder of ``tokenize``.
+    """
     if not config.out.exists():
         return None
     try:
@@ -175,7 +179,7 @@ def _finished(config: TokenizeConfig, made_from: dict[str, Any]) -> dict[str, An
     ]
     differing += [name for name, value in record.items() if made_from.get(name) != value]
     if differing:
-        raise ConfigError(
+        raise CacheMismatchError(
             f"--out {config.out} is there and was made from something else:\n  "
             + "\n  ".join(differing)
             + "\nName another --out, or remove the folder"

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from dflash_cache.config import RegenerateConfig
-from dflash_cache.errors import ConfigError
+from dflash_cache.errors import CacheMismatchError
 from dflash_cache.runs.regenerate import regenerate
 from tests.support.chat_server import MODEL, ChatServer, answer_to
 from tests.support.tiny_tokenizers import save_chats
@@ -113,5 +113,5 @@ def test_each_of_1000_prompts_is_answered_once_and_in_order_through_kills(
     server.kill()  # what is done needs no server
     settings = {"data": data, "out": out, "server": server.address, "seed": 5}
     assert regenerate(RegenerateConfig(**settings, temperature=0.7)) == report
-    with pytest.raises(ConfigError, match=r"--temperature 0\.6, before 0\.7"):
+    with pytest.raises(CacheMismatchError, match=r"--temperature 0\.6, before 0\.7"):
         regenerate(RegenerateConfig(**settings, temperature=0.6))

@@ -13,6 +13,7 @@ from dflash_cache.config import RegenerateConfig, TokenizeConfig
 from dflash_cache.errors import (
     CacheBusyError,
     CacheCorruptError,
+    CacheMismatchError,
     ConfigError,
     DataError,
     ServerError,
@@ -183,7 +184,9 @@ def test_a_begun_file_goes_on_with_the_same_settings_alone(config):
     rows = [{"prompt": "one"}, {"prompt": "refuse"}]
     with pytest.raises(DataError):
         chats(config, *rows, concurrency=1)
-    with pytest.raises(ConfigError, match=r"was begun from something else:\n  --max-tokens 9"):
+    with pytest.raises(
+        CacheMismatchError, match=r"was begun from something else:\n  --max-tokens 9"
+    ):
         chats_again(config, max_tokens=9)
     journal = config.out.with_name(".chats.jsonl.unfinished") / "journal"
     whole = journal.read_bytes()
@@ -196,7 +199,7 @@ def test_a_begun_file_goes_on_with_the_same_settings_alone(config):
     assert report["resumed"] == 1
     assert found == [{"messages": answered(user("one"))}]
     save_chats(config.data, [{"prompt": "another one"}])
-    with pytest.raises(ConfigError, match="was made from something else:\n  files"):
+    with pytest.raises(CacheMismatchError, match="was made from something else:\n  files"):
         chats_again(config)
 
 

@@ -9,7 +9,7 @@ import pytest
 from dflash_cache import demo
 from dflash_cache.cache import Cache
 from dflash_cache.config import TokenizeConfig
-from dflash_cache.errors import CacheBusyError, ConfigError, DataError
+from dflash_cache.errors import CacheBusyError, CacheMismatchError, ConfigError, DataError
 from dflash_cache.runs import tokenize as run
 from dflash_cache.runs.extract import extract
 from dflash_cache.runs.tokenize import tokenize
@@ -134,10 +134,10 @@ def test_the_same_command_again_does_nothing_and_another_is_refused(config, monk
     report = tokenize(config)
     monkeypatch.setattr(run, "_write", None)
     assert tokenize(replace(config, workers=2)) == report
-    with pytest.raises(ConfigError, match=r"--max-seq-len 9, made with None"):
+    with pytest.raises(CacheMismatchError, match=r"--max-seq-len 9, made with None"):
         tokenize(replace(config, max_seq_len=9))
     save_chats(config.chats, ROWS[:3])
-    with pytest.raises(ConfigError, match=r"made from something else:\n  files"):
+    with pytest.raises(CacheMismatchError, match=r"made from something else:\n  files"):
         tokenize(config)
 
 

@@ -246,9 +246,17 @@ def test_a_setting_of_another_command_is_named_with_its_file(tmp_path):
     path = tmp_path / "both.toml"
     path.write_text("segment-tokens = 4096\nlr = 0.1\n")
     message = message_of(lambda: load_toml(path, ExtractConfig))
-    assert message.startswith(
-        f"--config {path}, which holds one command's settings: unknown setting 'lr'"
-    )
+    assert message.startswith(f"--config {path}: unknown setting 'lr'")
+
+
+def test_a_file_of_both_phases_serves_one_of_them_and_its_unknown_keys_are_named(tmp_path):
+    path = tmp_path / "both.toml"
+    path.write_text("segment-tokens = 4096\nlr = 0.1\noverlap = true\n")
+    assert load_toml(path, ExtractConfig, BothConfig) == {"segment_tokens": 4096}
+    assert load_toml(path, TrainConfig, BothConfig) == {"lr": 0.1}
+    path.write_text("warmpu = 0.04\n")
+    message = message_of(lambda: load_toml(path, ExtractConfig, BothConfig))
+    assert message == f"--config {path}: unknown setting 'warmpu'; did you mean 'warmup'?"
 
 
 @pytest.mark.parametrize("given", ["run", Path("run"), ["run"]])

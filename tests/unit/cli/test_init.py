@@ -58,6 +58,20 @@ def test_every_setting_of_a_template_is_one_of_its_command(name, tmp_path):
     assert (program, command, flags) == ("dflash-cache", "both", ["--config", str(out)])
     settings = load_toml(out, BothConfig)
     build(BothConfig, below(settings), settings)
+    assert f"#   {report['command']}\n" in out.read_text()
+
+
+@pytest.mark.parametrize("name", sorted({*NAMES} - {"demo"}))  # which names no data
+@pytest.mark.parametrize("command", ["plan", "extract", "train"])
+def test_a_template_serves_each_phase_and_the_plan_alone(command, name, tmp_path):
+    init(InitConfig(for_=name, out=tmp_path / "x.toml"))
+    both, alone = (
+        tomllib.loads(invoke(each, "--config", tmp_path / "x.toml", "--print-config").stdout)
+        for each in ("both", command)
+    )
+    shared = both.keys() & alone.keys()
+    assert shared
+    assert {key: alone[key] for key in shared} == {key: both[key] for key in shared}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -102,7 +102,10 @@ EXTRACTED = {
     "sequences": 3, "tokens": 70, "truncated": 0, "dropped": {"mask_value": 2}, "bytes_raw": 1000,
     "bytes_stored": 900, "segments_missing": 0, "wall_s": 1.5, "critical_share": 0.934,
     "stages": {"target": {"busy_s": 1.0, "starved_s": 0.0, "blocked_s": 0.5}},
-    "channels": {"rows": {"capacity": 4, "depth": 3.25}},
+    "channels": {
+        "rows": {"capacity": 4, "depth": 3.25},
+        "batches": {"capacity": 2_000_000_000, "depth": 1.34e7},
+    },
 }  # fmt: skip
 
 
@@ -118,6 +121,7 @@ def test_the_critical_stage_of_an_extraction_is_named_with_what_would_help(stage
     text = shown(EXTRACTED | {"critical_stage": stage}, extract_tables)
     assert words in text
     assert re.search(r"rows\W+3\.2\W+4\b", text)
+    assert re.search(r"batches\W+13\.4 MB\W+2\.00 GB", text)
 
 
 def test_an_extraction_in_which_nothing_ran_has_no_critical_stage():
