@@ -20,7 +20,7 @@ help:
 	@echo "make lint        ruff, rules and format"
 	@echo "make types       mypy, strict"
 	@echo "make imports     the import contracts, on a wheel"
-	@echo "make docs        build the site, run the documentation's snippets, check its command lines"
+	@echo "make docs        build the site, run the documentation's snippets and commands"
 	@echo "make site        build the documentation as a site in build/site, warnings are errors"
 	@echo "make reference   write the pages of commands and of the Python API again"
 	@echo "make wheel       build the wheel and try it in a clean environment"
