@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 
 # Before torch is imported: threads that wait give their core away instead of spinning on it.
 # Workers and trainer share the cores; spinning made steps up to six times slower (docs/decisions).
@@ -12,7 +13,7 @@ os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
 
 import typer
 
-from dflash_cache.errors import DflashCacheError
+from dflash_cache.errors import ConfigError, DflashCacheError
 from dflash_cache.pipeline import Interrupted, StageStuckError, stop_on_signals
 
 from . import (
@@ -75,9 +76,20 @@ def options(
     """Options of every command."""
 
 
+def _require_output() -> None:
+    """Refuse at the start what would fail at the end: a report with nowhere to go."""
+    if sys.stderr is None:
+        # Closed by whoever started the command: nothing is to be told there. Its number must be
+        # taken, or the next file that is opened gets it, and with it what libraries write there.
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  open to the end of the process
+    if sys.stdout is None:
+        raise ConfigError("standard output is closed; leave out >&-, or give >/dev/null instead")
+
+
 def main() -> None:
     """Run the command; errors of ours end with their message, not with a trace."""
     try:
+        _require_output()
         with stop_on_signals():
             app()  # leaves by SystemExit, with 0 or with 2 for a usage error
         code = 0

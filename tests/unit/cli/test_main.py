@@ -2,6 +2,7 @@ import json
 import os
 import platform
 import signal
+import subprocess
 import sys
 from importlib.metadata import version
 from types import SimpleNamespace
@@ -221,6 +222,38 @@ def test_version_names_the_package_and_what_results_depend_on(command):
     names = ("dflash-cache", "torch", "transformers", "datasets", "numpy", "zarr")
     python = f"python {platform.python_version()}"
     assert out.splitlines() == [*(f"{name} {version(name)}" for name in names), python]
+
+
+@pytest.mark.parametrize("arguments", [EXTRACT, ("--help",)], ids=["extract", "help"])
+def test_a_closed_standard_output_is_refused_before_any_work(
+    command, extraction, monkeypatch, arguments
+):
+    seen = extraction(lambda: REPORT)
+    monkeypatch.setattr(sys, "stdout", None)
+    code, _, err = command(*arguments)
+    assert (code, seen) == (2, [])
+    assert err == (
+        "dflash-cache: standard output is closed; leave out >&-, or give >/dev/null instead\n"
+    )
+
+
+def test_a_closed_standard_error_is_no_error(command, extraction, monkeypatch):
+    extraction(lambda: REPORT)
+    monkeypatch.setattr(sys, "stderr", None)
+    code, out, _ = command(*EXTRACT, "--json")
+    sys.stderr.close()  # which the command opened in its place
+    assert code == 0
+    assert json.loads(out) == REPORT
+
+
+@pytest.mark.parametrize("words", ["--version", "inspect d.jsonl --print-config"])
+def test_a_reader_that_is_gone_ends_the_command_without_a_word(words):
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = [sys.executable, "-m", "dflash_cache.cli", *words.split()]
+    ended = subprocess.run(words, stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (1, b"")
 
 
 def test_both_with_some_of_its_data_named_is_not_the_demo(command):
