@@ -2,6 +2,8 @@
 
 import json
 import logging
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -9,6 +11,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from io import RawIOBase
+from types import FrameType
 from typing import TextIO
 
 from rich.console import Console
@@ -41,11 +44,14 @@ def progress_display(output: Output) -> Iterator[OnProgress]:
             shows.append(partial(_write_event, file))
         if not output.quiet:
             console = Console(stderr=True, emoji=False)
-            shows.append(
-                closing.enter_context(_live_view(console))
-                if console.is_interactive
-                else _write_lines
-            )
+            if console.is_interactive:
+                live = Live(
+                    console=console, auto_refresh=False, redirect_stdout=sys.stdout.isatty()
+                )
+                shows.append(closing.enter_context(_live_view(live)))
+                closing.enter_context(_cursor_at_stops(live))
+            else:
+                shows.append(_write_lines)
 
         if not shows:
             yield ignore
@@ -102,13 +108,8 @@ def _write_event(file: RawIOBase, snapshot: Snapshot, due: list[str]) -> None:
 
 
 @contextmanager
-def _live_view(console: Console) -> Iterator[Show]:
+def _live_view(live: Live) -> Iterator[Show]:
     """One display, from the first phase on: what comes before, downloads, has bars of its own."""
-    live = Live(
-        console=console,
-        auto_refresh=False,
-        redirect_stdout=sys.stdout.isatty(),
-    )
     real, closed = sys.stderr, False
     proxy = real  # which the display puts in its place
 
@@ -129,8 +130,26 @@ def _live_view(console: Console) -> Iterator[Show]:
         try:
             live.stop()
         finally:
-            console.show_cursor(True)  # whatever a signal left undone
+            live.console.show_cursor(True)  # whatever a signal left undone
             _hand_over(proxy, real)
+
+
+@contextmanager
+def _cursor_at_stops(live: Live) -> Iterator[None]:
+    """Show the cursor while Ctrl-Z stops the process. The next refresh draws the display again."""
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        live.console.show_cursor(True)
+        signal.signal(number, before)
+        os.kill(os.getpid(), number)  # returns once the process goes on
+        signal.signal(number, stop)
+        live.console.show_cursor(not live.is_started)
+
+    before = signal.signal(signal.SIGTSTP, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTSTP, before)
 
 
 def _hand_over(old: TextIO, new: TextIO) -> None:

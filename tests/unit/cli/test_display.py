@@ -3,14 +3,18 @@
 import io
 import json
 import logging
+import os
+import signal
 import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from rich.live import Live
 
-from dflash_cache.cli.display import _Due, _hand_over, progress_display
+from dflash_cache.cli.display import _cursor_at_stops, _Due, _hand_over, progress_display
 from dflash_cache.cli.output import Output
 from dflash_cache.runs.progress import Progress
 from dflash_cache.runs.snapshot import PhaseSnapshot, Snapshot
@@ -116,6 +120,29 @@ def test_handlers_that_hold_standard_error_are_handed_over_and_back():
     _hand_over(new, old)
     assert handler.stream is old
     log.handlers = []
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_the_cursor_is_shown_while_ctrl_z_stops_the_process(started):
+    """A handler of the test's own stands for the system's, which would stop the tests."""
+    hide, show, written = "\x1b[?25l", "\x1b[?25h", io.StringIO()
+    live = Live(console=Console(file=written, force_terminal=True), auto_refresh=False)
+    at_stop = []
+    before = signal.signal(signal.SIGTSTP, lambda *_: at_stop.append(written.getvalue()))
+    try:
+        with _cursor_at_stops(live):
+            if started:
+                live.start()
+            for _ in range(2):  # the second time as the first
+                os.kill(os.getpid(), signal.SIGTSTP)
+                assert at_stop[-1].endswith(show)
+                assert written.getvalue().endswith(hide if started else show)
+            live.stop()
+        assert len(at_stop) == 2
+        os.kill(os.getpid(), signal.SIGTSTP)
+        assert len(at_stop) == 3  # the handler from before is back
+    finally:
+        signal.signal(signal.SIGTSTP, before)
 
 
 def test_quiet_leaves_out_warnings_and_puts_the_filters_back():
