@@ -8,6 +8,8 @@ from dflash_cache.errors import ConfigError
 from dflash_cache.settings import option, require_not_negative, require_positive
 from dflash_cache.sizes import ByteCount
 
+from .compiler import require_compiler_folder
+
 OnBadRow = Literal["fail", "drop"]
 ON_BAD_ROW = "What becomes of rows with ids, masks or lengths that cannot be."
 
@@ -85,6 +87,8 @@ class ExtractConfig:
         if not 0 <= self.max_dropped <= 1:
             raise ConfigError(f"--max-dropped {self.max_dropped}: a share of the rows, 0 to 1")
         _ = self.share_of_segments
+        if self.compile:
+            require_compiler_folder()
         if self.batch_tokens == "auto" and self.engine == "ray":
             raise ConfigError(
                 "--batch-tokens auto: actors take a number. `dflash-cache plan --probe "

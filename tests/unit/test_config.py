@@ -1,4 +1,5 @@
 import json
+import os
 from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
 
@@ -275,3 +276,24 @@ def test_drafters_are_named_each_once(given):
 def test_a_temperature_is_0_or_more(given):
     with pytest.raises(ConfigError, match=r"--temperature .*: must be at least 0"):
         build(EvaluateConfig, EVALUATE, {"temperature": given})
+
+
+@pytest.mark.parametrize("place", ["file", "file/below/it"])
+def test_a_folder_that_the_compiler_cannot_make_is_named_if_it_is_to_compile(
+    place, tmp_path, monkeypatch
+):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / place))
+    assert message_of(extract, compile=True) == (
+        f"--compile: TORCHINDUCTOR_CACHE_DIR is {tmp_path / place}, and {tmp_path / 'file'} is no "
+        "folder; name another folder there, or unset it"
+    )
+    assert not extract(compile=False).compile
+
+
+def test_a_folder_that_the_compiler_may_not_write_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "new" / "folder"))
+    assert extract(compile=True).compile
+    monkeypatch.setattr(os, "access", lambda path, _mode: path != tmp_path)  # root may do all
+    assert f"and {tmp_path} cannot be written to" in message_of(extract, compile=True)
+    assert list(tmp_path.iterdir()) == []
