@@ -9,7 +9,7 @@ from dflash_cache.runs.shown import shown_bytes
 from .render import figures_table, left_out, linked, warnings_tables
 from .reports import Report
 
-LEARNED = "bold green underline"  # seen without colours too
+LEARNED = "bold green"
 
 
 def inspect_tables(report: Report) -> list[Table]:
@@ -62,13 +62,14 @@ def _lengths_table(lengths: Report) -> Table:
     table = Table(title=title, title_justify="left", show_header=False)
     for part in lengths["histogram"]:
         bar = "#" * round(30 * part["rows"] / most)
-        table.add_row(f"{part['from']:,} to {part['to']:,}", f"{part['rows']:,} rows", bar)
+        rows = "1 row" if part["rows"] == 1 else f"{part['rows']:,} rows"
+        table.add_row(f"{part['from']:,} to {part['to']:,}", rows, bar)
     return table
 
 
 def _row_tables(row: Report) -> list[Table]:
-    shown: dict[str, str | Text] = {
-        "segment": str(row.get("segment", "not in a cache")),
+    shown: dict[str, str | Text] = {"segment": str(row["segment"])} if "segment" in row else {}
+    shown |= {
         "tokens": f"{len(row['input_ids']):,}, {row['loss_mask'].count(1):,} to learn from",
         "ids": " ".join(map(str, row["input_ids"])),
         "mask": "".join(map(str, row["loss_mask"])),
@@ -78,9 +79,12 @@ def _row_tables(row: Report) -> list[Table]:
         shown["text"] = escape(f"left out: {row['left_out']}")
     elif row["text"] is not None:
         shown["text"] = Text.assemble(
-            *((run["text"], LEARNED if run["learned"] else "dim") for run in row["text"])
+            *(
+                (f"⟦{run['text']}⟧", LEARNED) if run["learned"] else (run["text"], "dim")
+                for run in row["text"]
+            )
         )
-    tables = [figures_table(f"Row {row['row_id']}; what is learned stands out", shown)]
+    tables = [figures_table(f"Row {row['row_id']}; what is learned is in ⟦ ⟧", shown)]
     return tables + ([_norms_table(row["layers"])] if "layers" in row else [])
 
 

@@ -17,4 +17,4 @@ def command(config: RegenerateConfig, output: Output) -> None:
 
     with progress_display(output) as on_progress:
         report = regenerate(config, on_progress)
-    print_report(report, regenerate_tables(report), as_json=output.json)
+    print_report(report, regenerate_tables(report, config.target), as_json=output.json)

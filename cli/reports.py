@@ -56,7 +56,7 @@ def extract_tables(report: Report) -> list[Table]:
     rows = _rows_and_tokens(report) | {
         "hidden states": shown_bytes(report["bytes_raw"]),
         "on disk": shown_bytes(report["bytes_stored"]),
-        "time since this start": f"{report['wall_s']:.1f} s",
+        "time since this start": _time(report),
     }
     if report["segments_missing"]:
         rows["segments not in place"] = (
@@ -70,6 +70,10 @@ def extract_tables(report: Report) -> list[Table]:
         *stages_tables("extraction", report["stages"]),
         *channels_tables("extraction", report["channels"]),
     ]
+
+
+def _time(report: Report) -> str:
+    return f"{report['wall_s']:.1f} s" if report["stages"] else "nothing was left to do"
 
 
 def _critical(stage: str, share: float) -> str:
@@ -88,11 +92,8 @@ def train_tables(report: Report) -> list[Table]:
         "block acceptance length": f"{report['block_acceptance_length']:.2f} (held-out rows, "
         "teacher-forced)",
         "accuracy by slot": " ".join(f"{share:.2f}" for share in report["slot_accuracy"]),
-        "time since this start": (
-            f"{report['wall_s']:.1f} s, {report['waiting_share']:.1%} of it waiting for data"
-            if report["stages"]
-            else "nothing was left to do"
-        ),
+        "time since this start": _time(report),
+        "waiting for data": f"{report['waiting_share']:.1%} of that time",
         "drafter": escape(report["export"]),
     }
     if slow := report["slow_stage"]:
@@ -206,6 +207,11 @@ def _checks(report: Report, drafters: Report) -> dict[str, str]:
                 share += f"; widest top-2 logit gap where one differs: {widest:.4f}"
             rows[escape(f"lossless{of}")] = share
         rows[escape(f"tokens{of}")] = f"{figures['tokens']:,}"
+        if figures["acceptance_length"] <= report["prompt_lookup"]["acceptance_length"]:
+            rows[escape(f"no gain{of}")] = (
+                "no more tokens a pass than prompt lookup; see docs/how-to/troubleshooting.md, "
+                "The drafter is no good"
+            )
     return rows | {"prompts": f"{report['prompts']}"}
 
 

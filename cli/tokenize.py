@@ -21,4 +21,4 @@ def command(config: TokenizeConfig, output: Output) -> None:
         report = tokenize(config, on_progress)
     for warning in () if output.quiet else report["warnings"]:
         sys.stderr.write(f"WARNING: {warning}\n")
-    print_report(report, tokenize_tables(report), as_json=output.json)
+    print_report(report, tokenize_tables(report, config.target), as_json=output.json)

@@ -9,7 +9,8 @@ from .render import figures_table, left_out, warnings_tables
 from .reports import Report
 
 
-def regenerate_tables(report: Report) -> list[Table]:
+def regenerate_tables(report: Report, target: str | None) -> list[Table]:
+    """``target`` is the one that answered here; None if a server did."""
     truncated = f"{report['truncated']:,}"
     rows = {
         "rows read": f"{report['rows']:,}, {report['resumed']:,} of them by earlier starts",
@@ -21,11 +22,12 @@ def regenerate_tables(report: Report) -> list[Table]:
     }
     if report["model"] is not None:
         rows["answered by"] = escape(report["model"])
-    rows["next"] = escape(f"dflash-cache tokenize {quote(report['out'])} --target M --out D")
+    named = quote(target) if target else "TARGET"
+    rows["next"] = escape(f"dflash-cache tokenize {quote(report['out'])} --target {named} --out D")
     return [figures_table("Regenerated", rows)]
 
 
-def tokenize_tables(report: Report) -> list[Table]:
+def tokenize_tables(report: Report, target: str) -> list[Table]:
     lengths = report["lengths"]
     rows = {
         "rows read": f"{report['rows']:,}",
@@ -38,6 +40,8 @@ def tokenize_tables(report: Report) -> list[Table]:
         "rows left out": left_out(report),
         "rows truncated": f"{report['truncated']:,}",
         "written": escape(report["out"]),
-        "next": escape(f"dflash-cache inspect {quote(report['out'])} --row 0 --target M"),
+        "next": escape(
+            f"dflash-cache inspect {quote(report['out'])} --row 0 --target {quote(target)}"
+        ),
     }
     return [figures_table("Tokenized", rows), *warnings_tables(report["warnings"])]

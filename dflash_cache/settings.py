@@ -103,8 +103,8 @@ def _require_known(names: Iterable[str], known: Iterable[str], where: str = "") 
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(f"{where}unknown setting {name!r}{hint}")
+            hint = f"; did you mean {key_of(near[0])!r}?" if near else ""
+            raise ConfigError(f"{where}unknown setting {key_of(name)!r}{hint}")
 
 
 def _construct(config_type: type[C], values: Mapping[str, Any]) -> C:

@@ -35,7 +35,10 @@ def report(config: ReportConfig) -> dict[str, Any]:
     run = Run.load(config.run)
     page = (config.out or config.run / PAGE).absolute()
     if not page.parent.is_dir() or page.is_dir():
-        raise ConfigError(f"--out {page}: no file can be written there; name another one")
+        raise ConfigError(
+            f"--out {page}: it is a folder, or {page.parent} is none that can be written to; "
+            "name another file"
+        )
     if page.exists() and page.suffix != PAGE_SUFFIX:
         raise ConfigError(f"--out {page} exists and is no page; name a {PAGE_SUFFIX} file")
     content = render(run).encode()

@@ -7,14 +7,16 @@ from dflash_cache.train import local_rank, num_local_ranks, num_ranks
 from dflash_cache.types import DtypeName
 
 
-def target_devices(named: tuple[str, ...], *, spare_last: bool = False) -> tuple[str, ...]:
+def target_devices(
+    named: tuple[str, ...], *, spare_last: bool = False, used: bool = True
+) -> tuple[str, ...]:
     """``named``, else every CUDA device (but the last, if it is spared and not the only one).
 
-    Several joined by + hold one target.
+    Several joined by + hold one target. Those that are not ``used`` need not be in this machine.
     """
     if named:
         for device in (part for group in named for part in group.split("+")):
-            check_device("--devices", device)
+            check_device("--devices", device, used=used)
         return named
     count = torch.cuda.device_count()
     if spare_last and count > 1:
@@ -49,14 +51,15 @@ def training_device(named: str) -> str:
     return named or (f"cuda:{local_rank()}" if count else "cpu")
 
 
-def check_device(flag: str, name: str) -> None:
+def check_device(flag: str, name: str, *, used: bool = True) -> None:
+    """``ConfigError`` if it is no device, or is to be ``used`` and not in this machine."""
     try:
         device = torch.device(name)
     except RuntimeError as error:
         raise ConfigError(f"{flag} {name}: no device name; use cpu or cuda:0") from error
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"{flag} {name}: only cpu and cuda devices are supported")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    if used and device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
             f"{flag} {name}: this machine has {torch.cuda.device_count()} CUDA devices; use cpu"
         )

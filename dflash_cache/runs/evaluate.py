@@ -122,7 +122,10 @@ def _output_file(config: EvaluateConfig) -> Path | None:
     if out and out.is_file() and not _is_evaluation(out):
         raise ConfigError(f"--out {out} exists and is no evaluation; name another file")
     if out and (out.is_dir() or not os.access(out.parent, os.W_OK)):
-        raise ConfigError(f"--out {out}: no file can be written there; name another one")
+        raise ConfigError(
+            f"--out {out}: it is a folder, or {out.parent} is none that can be written to; "
+            "name another file"
+        )
     return out
 
 

@@ -57,8 +57,8 @@ def prepare(config: ExtractConfig, *, spare_last: bool = False) -> Preparation:
     if config.engine == "ray":
         devices = placements(config.devices)
     else:
-        devices = target_devices(config.devices, spare_last=spare_last)
-    folder = resolve_target(config.target, config.revision, weights=_needs_weights(config))
+        devices = target_devices(config.devices, spare_last=spare_last, used=_runs_target(config))
+    folder = resolve_target(config.target, config.revision, weights=_runs_target(config))
     shape = TargetShape.load(folder, trust_remote_code=config.trust_remote_code)
     max_seq_len = _max_seq_len(config, shape)
     rows = TokenRows.open(config.data, split=config.split, limit=config.limit)
@@ -100,8 +100,8 @@ def _survey(config: ExtractConfig, rows: TokenRows, vocab_size: int, max_seq_len
     )
 
 
-def _needs_weights(config: ExtractConfig) -> bool:
-    """A plan is made from the target's configuration alone."""
+def _runs_target(config: ExtractConfig) -> bool:
+    """A plan without a probe is made from the target's configuration alone, on any machine."""
     return not isinstance(config, PlanConfig) or config.probe
 
 
@@ -126,7 +126,7 @@ def _spec(config: ExtractConfig, shape: TargetShape, part: DatasetPart, device: 
             "--loss cross-entropy"
         )
     return CacheSpec(
-        **asdict(identify_target(config.target, config.revision, weights=_needs_weights(config))),
+        **asdict(identify_target(config.target, config.revision, weights=_runs_target(config))),
         target_layer_ids=layer_ids,
         keep_last=config.keep_last,
         num_target_layers=shape.num_layers,

@@ -224,7 +224,7 @@ def _finished(config: RegenerateConfig, made_from: Mapping[str, Any]) -> dict[st
         settings = made_from["settings"] | {"model": record["settings"].get("model")}
         made_from = {**made_from, "settings": settings}
     _refuse_differing(record, made_from, f"--out {config.out} is there and was made")
-    return report
+    return report | {"resumed": report["rows"]}
 
 
 def _require_same(file: Path, made_from: Mapping[str, Any], out: Path, *, bound: bool) -> None:

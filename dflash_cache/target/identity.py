@@ -37,7 +37,11 @@ def resolve_target(target: str, revision: str | None, *, weights: bool = True) -
                     allow_patterns=[*TEXT_FILES, *(["*.safetensors"] if weights else [])],
                 )
             )
-        except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        except HFValidationError as error:
+            raise ConfigError(
+                f"--target {target}: there is no such folder, and the hub has no such names"
+            ) from error
+        except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
             raise ConfigError(
                 f"--target {target} is neither a folder nor a model that the hub gives: {error}"
             ) from error

@@ -25,7 +25,7 @@ COMMANDS = typer.main.get_command(app).commands
 # tests/integration/test_ranks.py.
 TAKEN_ALONE = ("--engine ray", "--compile", "torchrun ")
 OTHER_PROGRAMS = {  # of the shell, of the system, and those that install, serve or look
-    ".", "export", "find", "make", "mkdir", "pip", "python", "tensorboard", "vllm",
+    ".", "export", "find", "make", "mkdir", "pip", "python", "python3", "tensorboard", "vllm",
 }  # fmt: skip
 TUTORIAL = ROOT / "docs/tutorials/first-drafter.md"
 OF_TUTORIAL = '"$TARGET"'  # those lines belong together, and run in one folder

@@ -45,6 +45,15 @@ def test_planning_loads_no_target_and_makes_nothing(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_plan_needs_no_device_unless_it_probes():
+    far = "cuda:0+cuda:1,cuda:6"
+    assert plan(plan_config(devices=tuple(far.split(","))))["sequences"] == 40
+    with pytest.raises(ConfigError, match=r"--devices tpu: no device name"):
+        plan(plan_config(devices=("tpu",)))
+    with pytest.raises(ConfigError, match=r"--devices cuda:6: this machine has \d CUDA devices"):
+        plan(plan_config(devices=("cuda:6",), probe=True))
+
+
 def test_a_cache_that_cannot_fit_is_refused_before_a_target_is_loaded(tmp_path, monkeypatch):
     monkeypatch.setattr("dflash_cache.target.Target.load", None)
     monkeypatch.setattr(LocalStorage, "free_bytes", lambda storage: 10_000_000)

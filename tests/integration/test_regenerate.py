@@ -198,6 +198,8 @@ def test_a_begun_file_goes_on_with_the_same_settings_alone(config):
     report, found = chats_again(config, on_refused="drop")
     assert report["resumed"] == 1
     assert found == [{"messages": answered(user("one"))}]
+    again, _ = chats_again(config, on_refused="drop")
+    assert again["resumed"] == again["rows"] == 2  # nothing was left to do
     save_chats(config.data, [{"prompt": "another one"}])
     with pytest.raises(CacheMismatchError, match="was made from something else:\n  files"):
         chats_again(config)

@@ -62,11 +62,11 @@ def test_a_missing_setting_is_named_by_its_flag_with_its_meaning(name):
 
 @pytest.mark.parametrize(
     ("wrong", "near"),
-    [("segment_token", "segment_tokens"), ("reader", "readers"), ("target_layer", "target_layers")],
+    [("segment_token", "segment-tokens"), ("reader", "readers"), ("target_layer", "target-layers")],
 )
 def test_an_unknown_setting_is_an_error_with_the_nearest_name(wrong, near):
     message = message_of(extract, **{wrong: 1})
-    assert message == f"unknown setting {wrong!r}; did you mean {near!r}?"
+    assert message == f"unknown setting {wrong.replace('_', '-')!r}; did you mean {near!r}?"
 
 
 def test_an_unknown_setting_like_no_other_is_an_error_without_a_guess():
@@ -74,7 +74,7 @@ def test_an_unknown_setting_like_no_other_is_an_error_without_a_guess():
 
 
 def test_a_setting_of_another_command_is_unknown():
-    assert message_of(extract, block_size=8).startswith("unknown setting 'block_size'")
+    assert message_of(extract, block_size=8).startswith("unknown setting 'block-size'")
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,12 @@ def test_of_one_drafter_the_table_has_the_base_lines_beside_it():
     assert "category" not in text
 
 
+def test_a_drafter_that_gains_nothing_over_prompt_lookup_is_told_where_to_look():
+    assert "no gain" not in shown(figures(1.24) | SHARED)
+    text = shown(figures(1.2) | SHARED)
+    assert re.search(r"no gain\W+no more tokens a pass than prompt lookup; see docs/how-to", text)
+
+
 def test_of_several_drafters_each_has_a_row_and_a_column_in_the_table_of_categories():
     def categories(code):
         found = {"code": {"acceptance_length": code, "prompts": 7, "tokens": 900}}

@@ -15,7 +15,7 @@ REPORT = {
 
 def shown(**changes):
     file = io.StringIO()
-    for table in tokenize_tables(REPORT | changes):
+    for table in tokenize_tables(REPORT | changes, "my target"):
         Console(width=200, file=file).print(table)
     return file.getvalue()
 
@@ -25,7 +25,7 @@ def test_what_was_left_out_is_shown_with_the_first_row_of_each_reason():
     for words in (
         "98 template, first row 7: [INST] first",
         "2 no_answer, first row 9",
-        "dflash-cache inspect 'tokens[1]' --row 0",
+        "dflash-cache inspect 'tokens[1]' --row 0 --target 'my target'",
     ):
         assert words in text
     assert "WARNING" not in text
@@ -42,7 +42,7 @@ def test_what_the_target_answered_is_shown_and_cut_answers_name_the_flag():
         "model": "m[1]", "out": "chats.jsonl",
     }  # fmt: skip
     file = io.StringIO()
-    for table in regenerate_tables(report):
+    for table in regenerate_tables(report, None):
         Console(width=200, file=file).print(table)
     text = file.getvalue()
     for words in (

@@ -279,7 +279,7 @@ def test_a_folder_that_is_no_run_is_refused_with_the_next_command(tmp_path):
 def test_a_place_where_no_file_can_be_is_refused(tmp_path):
     run = started(tmp_path / "run")
     for place in (tmp_path / "none" / "x.html", tmp_path):
-        with pytest.raises(ConfigError, match="no file can be written there"):
+        with pytest.raises(ConfigError, match="is none that can be written to"):
             report(ReportConfig(run=run, out=place))
 
 
