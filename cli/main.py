@@ -34,6 +34,7 @@ from . import (
 
 app = typer.Typer(
     no_args_is_help=True,
+    rich_markup_mode=None,  # flags are shown whole, and can be copied, at 80 columns too
     add_completion=True,
     pretty_exceptions_enable=False,
     help="Extract a target's hidden states once into a Zarr cache; train DFlash drafters from it.",
@@ -53,7 +54,7 @@ for name, module in (
     ("verify", verify),
     ("merge", merge),
 ):
-    app.command(name)(module.command)
+    app.command(name, short_help=module.command.__doc__)(module.command)  # else it is cut
 
 
 def _version(shown: bool) -> None:

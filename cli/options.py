@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin
 
 import typer
-from rich.markup import escape
 
 from dflash_cache.config import Config
 from dflash_cache.settings import build, flag_of, kind_and_words, load_toml, options_of, to_toml
@@ -47,7 +46,7 @@ def with_options(
                 typer.echo(to_toml(config), nl=False) if printed else run(config, output)
 
         hints = {item.name: hint for item, hint in options_of(config_type)}
-        parameters = [_parameter(item, hint) for item, hint in options_of(config_type)]
+        parameters = _parameters(config_type, all_preset=preset is not None)
         arguments = _single_arguments(config_type)
         parameters += [_flag_of_argument(name, hints[name]) for name in arguments]
         parameters += _flags_of_every_command()
@@ -109,14 +108,23 @@ def _one_of(name: str, argument: Any, flag: Any) -> Any:
     return flag if argument is None else argument
 
 
-def _parameter(item: Any, hint: Any) -> inspect.Parameter:
+def _parameters(config_type: type[Config], *, all_preset: bool) -> list[inspect.Parameter]:
+    return [
+        _parameter(item, hint, required=item.default is MISSING and not all_preset)
+        for item, hint in options_of(config_type)
+    ]
+
+
+def _parameter(item: Any, hint: Any, *, required: bool) -> inspect.Parameter:
     kind, words = kind_and_words(hint)
     text = item.metadata["help"]
     if item.default not in (MISSING, None, (), ""):
         text += f" [{item.default}]"
+    if required:
+        text += " [required]"
     flag = flag_of(item.name)
     if item.metadata["argument"]:
-        shown = typer.Argument(help=escape(text), metavar=item.name.upper(), show_default=False)
+        shown = typer.Argument(help=text, metavar=item.name.upper(), show_default=False)
         several = get_origin(kind) is tuple
         annotation: Any = list[str] | None if several else Union[kind, None]  # noqa: UP007
         return inspect.Parameter(
@@ -142,7 +150,7 @@ def _keyword(
     name: str, annotation: Any, flags: str, text: str, default: Any = None
 ) -> inspect.Parameter:
     """``flags`` are separated by commas."""
-    shown = typer.Option(*flags.split(","), help=escape(text), show_default=False)
+    shown = typer.Option(*flags.split(","), help=text, show_default=False)
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,

@@ -118,8 +118,8 @@ def run(command: str) -> tuple[int, str]:
         except SystemExit as stop:
             code = int(stop.code or 0)
     lines = errors.getvalue().replace(str(demo.TARGET), "TARGET").splitlines()
-    beside = ("Usage:", "Try ", "Generating", "\r", "╭", "╰")
-    shown = [line.strip("│ ") for line in lines if line and not line.startswith(beside)]
+    beside = ("Usage:", "Try ", "Generating", "\r")
+    shown = [line.strip() for line in lines if line and not line.startswith(beside)]
     return code, "\n".join(shown)
 
 
