@@ -199,7 +199,7 @@ def test_a_moved_dataset_and_target_are_named_for_the_repair(tmp_path):
         (tmp_path / name).rename(moved / name)
     next((tmp_path / "cache").rglob("input_ids/c.0")).unlink()
     config = VerifyConfig(cache=tmp_path / "cache", repair=True)
-    with pytest.raises(DflashCacheError, match=r"does not exist|neither a folder"):
+    with pytest.raises(DflashCacheError, match=r"does not exist|there is no such folder"):
         verify(config)
     report = verify(replace(config, data=moved / "data", target=str(moved / "target")))
     assert report["bad"] == []

@@ -155,7 +155,9 @@ def test_a_rank_reads_only_its_own_rows(tmp_path):
     taken = take(4, Watched(plan()), tmp_path, ranks=Ranks(1, 2))
     trained = {row for item in taken for row in item.batch.row_ids}
     assert trained <= set().union(*asked)
-    assert all(len(rows) <= 4 for rows in asked)  # of up to 7 in a window
+    # How far it reads ahead depends on the threads. Windows of two segments have up to 9 rows, the
+    # second 6; at most 5 of one are a rank's.
+    assert all(len(rows) <= 5 for rows in asked)
 
 
 def test_a_segment_that_cannot_be_read_ends_training_with_its_error(tmp_path):
