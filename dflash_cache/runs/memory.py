@@ -1,6 +1,5 @@
 """How much memory a device has left, and how much of that a piece of work takes at its peak."""
 
-import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,6 @@ class PeakMemory:
 
     def __init__(self, device: str) -> None:
         self._cuda = torch.device(device) if device.startswith("cuda") else None
-        gc.collect()  # what is freed meanwhile would hide as much of what is taken
         self._before = self._held()
         self.left_bytes = self._left()
         self.taken_bytes = 0
