@@ -1,7 +1,9 @@
 """Flags from configuration classes: every field of a configuration is an option."""
 
 import inspect
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -9,7 +11,16 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import typer
 
 from dflash_cache.config import Config
-from dflash_cache.settings import build, flag_of, kind_and_words, load_toml, options_of, to_toml
+from dflash_cache.errors import ConfigError
+from dflash_cache.settings import (
+    build,
+    flag_of,
+    key_of,
+    kind_and_words,
+    load_toml,
+    options_of,
+    to_toml,
+)
 from dflash_cache.sizes import ByteCount
 
 from .output import Output
@@ -41,8 +52,8 @@ def with_options(
             given |= {name: _parse_list(name, given[name], hints[name]) for name in given}
             from_file = load_toml(file, config_type, whole) if file else {}
             below = preset(from_file | given) if preset else {}
-            config = build(config_type, below, from_file, given)
-            with output.logging():
+            with output.logging(), _noting_the_file(file, from_file.keys() - given.keys()):
+                config = build(config_type, below, from_file, given)
                 typer.echo(to_toml(config), nl=False) if printed else run(config, output)
 
         hints = {item.name: hint for item, hint in options_of(config_type)}
@@ -56,6 +67,19 @@ def with_options(
         return command
 
     return decorate
+
+
+@contextmanager
+def _noting_the_file(file: Path | None, names: Collection[str]) -> Iterator[None]:
+    """Add to an error which of the settings that it is about, of ``names``, stand in ``file``."""
+    try:
+        yield
+    except ConfigError as error:
+        said = re.findall(r"--[\w-]+", str(error))
+        named = [key_of(name) for name in sorted(names) if flag_of(name) in said]
+        if named:
+            error.add_note(f"{', '.join(named)}: as set in {file}")
+        raise
 
 
 def _output(flags: dict[str, Any]) -> Output:

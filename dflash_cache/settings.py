@@ -6,6 +6,8 @@ A field's flag is its name with dashes. Values come from the defaults, then a TO
 import difflib
 import json
 import math
+import os
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, asdict, field, fields, is_dataclass
@@ -48,6 +50,14 @@ def require_not_negative(config: Any, *names: str) -> None:
             raise ConfigError(f"{flag_of(name)} {value}: must be at least 0")
         if isinstance(value, int) and value >= 1 << 63:
             raise ConfigError(f"{flag_of(name)} {value}: must be below 2**63")
+
+
+def require_file_place(flag: str, path: Path) -> None:
+    if path.is_dir() or not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+        raise ConfigError(
+            f"{flag} {path}: it is a folder, or {path.parent} is none that can be written to; "
+            "name another file"
+        )
 
 
 def flag_of(name: str) -> str:
@@ -193,11 +203,17 @@ def to_toml(config: Any) -> str:
     for item, _ in options_of(type(config)):
         value = _value_of(config, item.name)
         lines.append(
-            f"# {key_of(item.name)} is not set"
-            if value is None
+            f"# {key_of(item.name)} is not set{_meaning_of_none(item)}"
+            if value in (None, (), "")
             else f"{key_of(item.name)} = {_toml_value(value)}"
         )
     return "\n".join(lines) + "\n"
+
+
+def _meaning_of_none(item: Field[Any]) -> str:
+    """What takes its place, as the help says at its end: ``[64, at most a tenth].``"""
+    found = re.search(r" \[[^]]+\](?=\.$)", item.metadata["help"])
+    return found[0] if found else ""
 
 
 def _value_of(config: Any, name: str) -> Any:
@@ -212,7 +228,7 @@ def _toml_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
-        return repr(value)
+        return repr(value).removesuffix(".0")  # a whole number serves a setting that takes others
     if isinstance(value, tuple):
         return "[" + ", ".join(map(_toml_value, value)) + "]"
     # A JSON string is a TOML one, but for DEL, which TOML wants to be written as an escape.

@@ -24,7 +24,7 @@ class ExtractConfig:
         help="A cache's folder or address, s3://bucket/prefix; resumed if unfinished."
     )
     split: str | None = option(None, help="Split of a dataset dict.")
-    limit: int | None = option(None, help="Use only the first rows [rows].")
+    limit: int | None = option(None, help="How many of the first rows to use [all].")
     revision: str | None = option(None, help="Revision of a hub id.")
     trust_remote_code: bool = option(False, help="Allow the target's own Python code to run.")
     devices: tuple[str, ...] = option((), help="Target devices; a+b share one [all CUDA, or cpu].")

@@ -31,7 +31,7 @@ class RegenerateConfig:
     dtype: Literal["float32", "bfloat16"] | None = option(
         None, help="What --target computes in [bfloat16 on CUDA, else float32]."
     )
-    limit: int | None = option(None, help="Use only the first rows [rows].")
+    limit: int | None = option(None, help="How many of the first rows to use [all].")
     last_turn_only: bool = option(
         False, help="Answer the last turn of a chat alone; earlier answers stay as they are."
     )

@@ -17,7 +17,7 @@ class TokenizeConfig:
     out: Path = option(help="Folder to write, for --data.")
     revision: str | None = option(None, help="Revision of a hub id.")
     trust_remote_code: bool = option(False, help="Allow the target's own Python code to run.")
-    limit: int | None = option(None, help="Use only the first rows [rows].")
+    limit: int | None = option(None, help="How many of the first rows to use [all].")
     chat_template: Path | None = option(
         None, help="Jinja file in the place of the target's own chat template."
     )

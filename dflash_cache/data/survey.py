@@ -70,14 +70,11 @@ def survey(
 
 
 def _block_bounds(rows: TokenRows) -> Iterator[tuple[int, int]]:
-    """Cut so that a block lies in one chunk of each column."""
-    num_rows = rows.num_rows
-    cuts = np.unique(
-        np.concatenate(
-            [rows.input_ids.starts, rows.loss_mask.starts, np.arange(0, num_rows, BLOCK_ROWS)]
-        )
-    )
-    return pairwise(np.append(cuts[cuts < num_rows], num_rows).tolist())
+    """Of blocks that each lie in one chunk of each column."""
+    chunks = np.unique(np.concatenate([rows.input_ids.starts, rows.loss_mask.starts]))
+    starts = chunks[chunks < rows.num_rows].tolist()
+    for start, stop in pairwise([*starts, rows.num_rows]):
+        yield from pairwise([*range(start, stop, BLOCK_ROWS), stop])
 
 
 def _refusal(bad: Sequence[DroppedRow]) -> DataError:

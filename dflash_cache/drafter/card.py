@@ -4,6 +4,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from dflash_cache.model_names import is_hub_id, shown_model
+
 from .config import DrafterConfig
 from .speculators import causal_layers
 
@@ -34,7 +36,7 @@ def model_card(
     target = cache.get("target", "the target")
     sections = [
         _front_matter(layout, cache),
-        f"# DFlash drafter for {target}\n\n{_INTRODUCTION}",
+        f"# DFlash drafter for {shown_model(target)}\n\n{_INTRODUCTION}",
         _section("Drafter", _shape(config, dtype)),
         _section("Target", _target(cache)),
         _section("Data", _data(training)),
@@ -48,7 +50,7 @@ def model_card(
 def _front_matter(layout: str, cache: Mapping[str, Any]) -> str:
     lines = [f"library_name: {layout}", "tags: [dflash, speculative-decoding]"]
     target = str(cache.get("target", ""))
-    if target.count("/") == 1 and not target.startswith((".", "/")):
+    if is_hub_id(target):
         lines.append(f"base_model: {target}")
     return "\n".join(["---", *lines, "---", ""])
 
@@ -80,7 +82,7 @@ def _shape(config: DrafterConfig, dtype: str) -> Rows:
 
 
 def _target(cache: Mapping[str, Any]) -> Rows:
-    yield "name", cache.get("target")
+    yield "name", shown_model(cache.get("target", ""))
     yield "revision", cache.get("revision")
     for part in ("target_weights", "target_config", "tokenizer", "chat_template"):
         yield (

@@ -54,14 +54,26 @@ def export_drafter(
         for name, tensor in drafter.state_dict().items()
     }
     save_file(weights, fresh / WEIGHTS, metadata={"format": "pt"})
-    _write_json(fresh / CONFIG, _config_json(config, training, layout, dtype))
-    _write_json(fresh / TRAINING, training)
-    card = model_card(config, training, layout=layout, dtype=dtype, name=folder.name)
-    (fresh / CARD).write_text(card, encoding="utf-8")
+    content = _config_json(config, training, layout, dtype)
+    _replace(fresh / CONFIG, _as_json(content))
+    describe_drafter(fresh, training, name=folder.name)
     check_export(fresh, config)
     if folder.exists():
         shutil.rmtree(folder)
     fresh.rename(folder)
+
+
+def describe_drafter(folder: Path, training: Mapping[str, Any], *, name: str) -> None:
+    """Write what ``training`` says beside the drafter in ``folder``, for programs and as a card.
+
+    ``name`` is that of the folder as others have it. What was said before is replaced.
+    """
+    content = load_json(folder)
+    layout = "speculators" if is_speculators(content) else "transformers"
+    config = DrafterConfig.load(folder)
+    card = model_card(config, training, layout=layout, dtype=content["dtype"], name=name)
+    _replace(folder / TRAINING, _as_json(training))
+    _replace(folder / CARD, card)
 
 
 def _config_json(
@@ -157,5 +169,12 @@ def load_training(folder: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+def _as_json(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, indent=1) + "\n"
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write ``path`` whole: whoever reads it has the old text or the new one."""
+    fresh = path.with_name(f".{path.name}-writing")
+    fresh.write_text(text, encoding="utf-8")
+    fresh.replace(path)

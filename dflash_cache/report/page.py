@@ -11,6 +11,8 @@ import numpy as np
 from dflash_cache.cache import write_atomically
 from dflash_cache.config import ReportConfig
 from dflash_cache.errors import ConfigError
+from dflash_cache.model_names import shown_model
+from dflash_cache.settings import require_file_place
 
 from .run import Run
 
@@ -34,11 +36,7 @@ def report(config: ReportConfig) -> dict[str, Any]:
     _require_packages()
     run = Run.load(config.run)
     page = (config.out or config.run / PAGE).absolute()
-    if not page.parent.is_dir() or page.is_dir():
-        raise ConfigError(
-            f"--out {page}: it is a folder, or {page.parent} is none that can be written to; "
-            "name another file"
-        )
+    require_file_place("--out", page)
     if page.exists() and page.suffix != PAGE_SUFFIX:
         raise ConfigError(f"--out {page} exists and is no page; name a {PAGE_SUFFIX} file")
     content = render(run).encode()
@@ -62,7 +60,8 @@ def render(run: Run) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     return environment.from_string(template).render(
         name=run.folder.absolute().name,
-        target=run.spec.target,
+        target=shown_model(run.spec.target),
+        unknown_extraction="extract" not in run.outcome,
         figures=key_figures(run),
         training=list(_training_charts(run)),
         phases=list(_phases(run)),

@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from dflash_cache.cache import CacheSpec
 from dflash_cache.errors import ConfigError, DataError
-from dflash_cache.run_files import EVALUATION, EXPORT, METRICS, RUN, SETTINGS, TRAINING
+from dflash_cache.run_files import EXPORT, METRICS, RUN, SETTINGS, TRAINING
+from dflash_cache.runs.evaluated import load_evaluation
 from dflash_cache.runs.outcome import load_outcome
 from dflash_cache.runs.record import require_run_record
 
@@ -28,7 +29,7 @@ class Run:
     metrics: list[Record]  # the lines of metrics.jsonl
     training: Record  # of the export: steps, figures of the held-out rows
     outcome: Record  # reports of the last starts, and the cache's size
-    evaluation: Record  # {config, report}
+    evaluation: Record  # {config, measured, report}
 
     @classmethod
     def load(cls, folder: Path) -> "Run":
@@ -48,7 +49,7 @@ class Run:
             metrics=_lines(folder / METRICS),
             training=_read(folder / EXPORT / TRAINING),
             outcome=load_outcome(folder),
-            evaluation=_read(folder / EVALUATION),
+            evaluation=load_evaluation(folder),
         )
 
     def series(self, name: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:

@@ -70,7 +70,7 @@ def evaluation_tables(evaluation: Mapping[str, Any]) -> Iterator[Table]:
     note = (
         f"{report['prompts']:,} prompts, {'held out' if report['held_out'] else 'not held out'}, "
         f"at most {config['new_tokens']:,} new tokens each, temperature {report['temperature']}, "
-        f"{config['dtype']} on {config['device']}."
+        f"{config['dtype']} on {config['device']}{_when(evaluation)}."
     )
     yield Table(
         title="Decoding",
@@ -81,6 +81,13 @@ def evaluation_tables(evaluation: Mapping[str, Any]) -> Iterator[Table]:
     for name, own in drafters.items():
         suffix = f" of {name}" if len(drafters) > 1 else ""
         yield from _details(own, suffix)
+
+
+def _when(evaluation: Mapping[str, Any]) -> str:
+    """Of which step, and at what time; evaluations did not always keep them."""
+    steps, measured = evaluation["report"].get("steps"), evaluation.get("measured")
+    of = "" if steps is None else f", the drafter of step {steps:,}"
+    return of + ("" if measured is None else f", {measured[:16].replace('T', ' ')} UTC")
 
 
 def drafters_of(evaluation: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
@@ -132,11 +139,15 @@ def settings_table(run: Run) -> Table:
 
 
 def _setting(value: Any) -> str:
-    if value is None or value == []:
+    if value in (None, [], ""):
         return "not set"
     if isinstance(value, list):
         return ", ".join(map(str, value))
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+    return (
+        {True: "on", False: "off"}[value]
+        if isinstance(value, bool)
+        else f"{value}".removesuffix(".0")
+    )
 
 
 def key_figures(run: Run) -> list[tuple[str, str]]:
@@ -156,8 +167,10 @@ def key_figures(run: Run) -> list[tuple[str, str]]:
         figures.append(("block acceptance length, held out", f"{held_out:.2f}"))
     if "acceptance_length" in run.evaluation.get("report", {}):
         report = run.evaluation["report"]
-        figures.append(("acceptance length, decoded", f"{report['acceptance_length']:.2f}"))
-        figures.append(("speed-up, decoded", f"{report['speedup']:.2f}"))
+        steps = report.get("steps")
+        decoded = "decoded" if steps in (None, last["step"]) else f"decoded at step {steps:,}"
+        figures.append((f"acceptance length, {decoded}", f"{report['acceptance_length']:.2f}"))
+        figures.append((f"speed-up, {decoded}", f"{report['speedup']:.2f}"))
     if trained := run.outcome.get("train"):
         figures.append(("time waiting for data", f"{trained['waiting_share']:.1%}"))
         figures.append(("wall time of the last start", shown_time(trained["wall_s"])))

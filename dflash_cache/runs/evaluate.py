@@ -1,21 +1,16 @@
 """``evaluate``: acceptance length, losslessness and speed, measured by decoding."""
 
-import json
-import os
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from dflash_cache.cache import CacheSpec, require_same_identity, write_atomically
+from dflash_cache.cache import CacheSpec, require_same_identity
 from dflash_cache.config import EvaluateConfig
 from dflash_cache.drafter.export import load_drafter
 from dflash_cache.drafter.lookup import PromptLookup
 from dflash_cache.drafter.model import DFlashDrafter
 from dflash_cache.drafter.proposer import DrafterProposer
 from dflash_cache.errors import CacheMismatchError, ConfigError
-from dflash_cache.run_files import EVALUATION, RUN
-from dflash_cache.settings import to_json
 from dflash_cache.target import (
     LayerCapture,
     Target,
@@ -27,6 +22,7 @@ from dflash_cache.target import (
 
 from .bench import Bench, Way
 from .devices import default_dtype, single_device
+from .evaluated import evaluation_file, keep_evaluation
 from .examples import Examples
 from .progress import OnProgress, ignore
 from .prompts import DrafterFolder, Prompts, choose_prompts
@@ -37,16 +33,16 @@ def evaluate(config: EvaluateConfig, on_progress: OnProgress = ignore) -> dict[s
 
     Returns the report: acceptance_length (pooled: tokens over verify steps), lossless (share of
     outputs equal to the target's own; None when sampling), mismatches, speedup, tokens,
-    by_category (where the data has categories), examples (what became of the drafts of a few
-    prompts), and untrained on request. Of several drafters these stand in ``drafters``, by folder.
-    For all: prompts, held_out (whether the training data is known not to hold them), temperature,
-    prompt_lookup.
+    by_category (where the data has categories), steps (of its training, None if not known),
+    examples (what became of the drafts of a few prompts), and untrained on request. Of several
+    drafters these stand in ``drafters``, by folder. For all: prompts, held_out (whether the
+    training data is known not to hold them), temperature, prompt_lookup.
     """
     drafters = [DrafterFolder.load(each) for each in config.drafter]
     folder = resolve_target(config.target, config.revision)
     shape = TargetShape.load(folder, trust_remote_code=config.trust_remote_code)
     _check_target(config, drafters, shape)
-    out = _output_file(config)
+    out = evaluation_file(config)
     prompts = choose_prompts(config, drafters)
     examples = Examples.choose(config, prompts, folder)
     device = single_device(config.device)
@@ -59,8 +55,7 @@ def evaluate(config: EvaluateConfig, on_progress: OnProgress = ignore) -> dict[s
     )
     report = _measure(config, target, drafters, prompts, examples, on_progress)
     if out:
-        saved = {"config": json.loads(to_json(config)), "report": report}
-        write_atomically(out, (json.dumps(saved, indent=1) + "\n").encode())
+        keep_evaluation(out, config, report, drafters[0])
     return report
 
 
@@ -86,7 +81,9 @@ def _measure(
     bench = Bench(config, prompts, [alone, *trained, lookup, *untrained])
     bench.run(on_progress)
     figures = [
-        bench.figures(way, alone) | {"examples": examples.of(way.decoded)} for way in trained
+        bench.figures(way, alone)
+        | {"steps": each.training.get("steps"), "examples": examples.of(way.decoded)}
+        for each, way in zip(drafters, trained, strict=True)
     ]
     for own, way in zip(figures, untrained, strict=False):
         own["untrained"] = {"acceptance_length": way.acceptance_length}
@@ -112,28 +109,6 @@ def _way(drafter: DFlashDrafter, capture: LayerCapture) -> Way:
     return Way(
         capture, lambda: DrafterProposer(drafter, embedding, head), drafter.config.block_size
     )
-
-
-def _output_file(config: EvaluateConfig) -> Path | None:
-    """Where the report is saved: as told, else in the run folder of the only drafter."""
-    run = config.drafter[0].parent
-    in_run = len(config.drafter) == 1 and (run / RUN).is_file()
-    out = config.out or (run / EVALUATION if in_run else None)
-    if out and out.is_file() and not _is_evaluation(out):
-        raise ConfigError(f"--out {out} exists and is no evaluation; name another file")
-    if out and (out.is_dir() or not os.access(out.parent, os.W_OK)):
-        raise ConfigError(
-            f"--out {out}: it is a folder, or {out.parent} is none that can be written to; "
-            "name another file"
-        )
-    return out
-
-
-def _is_evaluation(path: Path) -> bool:
-    try:
-        return set(json.loads(path.read_text(encoding="utf-8"))) == {"config", "report"}
-    except (ValueError, TypeError):
-        return False
 
 
 def _check_target(

@@ -10,14 +10,10 @@ from dflash_cache.drafter.config import DrafterConfig
 from dflash_cache.drafter.export import export_drafter, load_training
 from dflash_cache.drafter.model import DFlashDrafter
 from dflash_cache.errors import ConfigError, DataError
-from dflash_cache.run_files import EVALUATION, EXPORT, METRICS, RUN
+from dflash_cache.run_files import EXPORT, METRICS, RUN
 from dflash_cache.train import CHECKPOINTS, TrainingState, load_checkpoint
 
-# Of an evaluation these go with the drafter: no text of the data, and no paths.
-EVALUATED = (
-    "acceptance_length", "lossless", "speedup", "tokens", "prompts", "held_out", "temperature",
-    "prompt_lookup",
-)  # fmt: skip
+from .evaluated import evaluated_figures
 
 
 def export(config: ExportConfig) -> dict[str, Any]:
@@ -66,9 +62,8 @@ def _figures(run: Path, state: TrainingState) -> dict[str, Any]:
     if finished.get("steps") == state.step:
         for name in ("block_acceptance_length", "slot_accuracy"):
             figures[name] = finished[name]
-        if (evaluation := run / EVALUATION).is_file():
-            report = json.loads(evaluation.read_text(encoding="utf-8"))["report"]
-            figures["evaluation"] = {key: report[key] for key in EVALUATED if key in report}
+    if (evaluated := evaluated_figures(run, state.step)) is not None:
+        figures["evaluation"] = evaluated
     if (batch := _logged(run / METRICS, state.step)) is not None:
         figures["training_batch"] = batch
     return figures

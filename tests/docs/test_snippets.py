@@ -1,12 +1,13 @@
 """What the documentation shows works.
 
 Convention: every ```python block of README.md and docs/ runs, in order, with one namespace a page.
-``cache_path`` is bound to a small finished cache, and the working directory is an empty folder.
+The working directory has nothing but a small finished cache, ``dflash-demo/cache``.
 Keys in ```toml blocks are settings. Links to files of the repository lead somewhere. Commands:
 ``test_commands.py``.
 """
 
 import re
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -53,7 +54,8 @@ def test_python_blocks_run(
     page: Path, cache_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    namespace = {"__name__": "snippet", "cache_path": cache_path}
+    shutil.copytree(cache_path, "dflash-demo/cache")
+    namespace = {"__name__": "snippet"}
     for first_line, block in blocks(page, "python"):
         padded = "\n" * (first_line - 1) + block  # a trace names the page's own lines
         exec(compile(padded, str(page), "exec"), namespace)

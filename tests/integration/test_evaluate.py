@@ -18,7 +18,8 @@ from dflash_cache.drafter.lookup import PromptLookup
 from dflash_cache.errors import CacheMismatchError, ConfigError
 from dflash_cache.runs.bench import Bench, Way
 from dflash_cache.runs.both import both
-from dflash_cache.runs.evaluate import _output_file, evaluate
+from dflash_cache.runs.evaluate import evaluate
+from dflash_cache.runs.evaluated import evaluation_file
 from dflash_cache.runs.examples import MOST_BLOCKS, Examples
 from dflash_cache.runs.extract import extract
 from dflash_cache.runs.prompts import DrafterFolder, Prompts, choose_prompts
@@ -293,4 +294,4 @@ def test_a_report_never_takes_the_place_of_another_file(tmp_path):
     mine.write_text('{"cache": {}}')
     config = EvaluateConfig(target="t", drafter=(tmp_path,), data=tmp_path, out=mine)
     with pytest.raises(ConfigError, match=r"run\.json exists and is no evaluation"):
-        _output_file(config)
+        evaluation_file(config)

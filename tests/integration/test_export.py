@@ -75,16 +75,42 @@ def test_a_named_step_is_exported_without_figures_of_another(trained, tmp_path):
     assert "| steps | 2 |" in (out / "README.md").read_text()
 
 
-def test_the_evaluation_of_a_run_stands_in_the_card(trained, tmp_path):
+def test_the_evaluation_of_a_run_stands_in_the_card_of_that_step(trained, tmp_path):
     shutil.copytree(trained / "run", tmp_path / "run")
     figures = {"acceptance_length": 1.625, "lossless": 1.0}
-    saved = {"config": {"data": "/private"}, "report": figures | {"examples": [{"prompt": 0}]}}
+    report = figures | {"steps": 4, "examples": [{"prompt": 0}]}
+    saved = {"config": {"data": "/private"}, "report": report}
     (tmp_path / "run" / "evaluation.json").write_text(json.dumps(saved))
     export(export_config(tmp_path, tmp_path / "out"))
     assert "1.625" in (tmp_path / "out" / "README.md").read_text()
     assert load_training(tmp_path / "out")["evaluation"] == figures  # and no text of the data
     export(export_config(tmp_path, tmp_path / "older", step=2))
     assert "1.625" not in (tmp_path / "older" / "README.md").read_text()
+
+
+def test_an_evaluation_of_another_step_is_not_taken_for_the_newest(trained, tmp_path):
+    shutil.copytree(trained / "run", tmp_path / "run")
+    earlier = tmp_path / "run" / "earlier"
+    export(export_config(tmp_path, earlier, step=2))
+    measured = evaluate(
+        EvaluateConfig(
+            target=str(demo.TARGET), drafter=(earlier,), data=demo.DATA, prompts=1, new_tokens=4
+        )
+    )
+    assert measured["steps"] == 2
+    assert load_training(earlier)["evaluation"]["acceptance_length"] > 0
+    assert "acceptance length, by decoding" in (earlier / "README.md").read_text()
+    load_drafter(earlier)
+    export(export_config(tmp_path, tmp_path / "out"))
+    assert "evaluation" not in load_training(tmp_path / "out")
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"report": 5}'])
+def test_a_damaged_evaluation_is_named(trained, tmp_path, content):
+    shutil.copytree(trained / "run", tmp_path / "run")
+    (tmp_path / "run" / "evaluation.json").write_text(content)
+    with pytest.raises(DataError, match=r"evaluation\.json is damaged; remove it"):
+        export(export_config(tmp_path, tmp_path / "out"))
 
 
 def test_the_speculators_layout_names_the_target_it_was_made_for(trained, tmp_path):

@@ -16,7 +16,7 @@ from .refusals import run
 
 NUM_ROWS = 24
 STAND_INS = (  # what a page names, and what is in its place
-    (r'Qwen/[\w.-]+|/models/[\w.-]+|"\$TARGET"', "TARGET"),
+    (r"Qwen/[\w.-]+|/models/[\w.-]+", "TARGET"),
     (r"cuda:\d(\+cuda:\d)*", "cpu"),
     (r"(?<=\s)/(?=mnt/|data/)", ""),
     (r"--step \d+", "--step 2"),
@@ -58,6 +58,7 @@ class Workshop:
         """Make them in ``folder``; ``server`` answers chats."""
         self._folder = folder
         self._server = server
+        (folder / "trials").mkdir()
         rows = load_from_disk(str(demo.DATA))
         rows.select(range(NUM_ROWS)).save_to_disk(folder / "tokens")
         rows.select(range(NUM_ROWS, NUM_ROWS + 8)).save_to_disk(folder / "more-tokens")
@@ -87,7 +88,6 @@ class Workshop:
         smaller = SMALLER.get(name, "")
         if "--config" in command:
             smaller += f" {OWN_FILE}"
-        self._folder.joinpath("trials").mkdir(exist_ok=True)
         trial = Path(tempfile.mkdtemp(dir=self._folder / "trials"))
         roots = {word.removesuffix("/export") for word in _taken(command)}  # run of run/export
         with contextlib.chdir(trial):

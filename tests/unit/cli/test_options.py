@@ -239,6 +239,38 @@ def test_a_wrong_type_in_the_file_is_an_error_that_names_the_flag(toml):
         Parsed(ExtractConfig)(*EXTRACT, *toml('readers = "3"\n'))
 
 
+def test_an_error_about_a_value_of_the_file_names_the_file(toml):
+    file = toml("readers = 0\nwriters = 3\n")
+    with pytest.raises(ConfigError, match="--readers 0") as caught:
+        Parsed(ExtractConfig)(*EXTRACT, *file)
+    assert caught.value.__notes__ == [f"readers: as set in {file[1]}"]
+    with pytest.raises(ConfigError, match="--readers 0") as caught:
+        Parsed(ExtractConfig)(*EXTRACT, *file, "--readers", 0)
+    assert not hasattr(caught.value, "__notes__")
+
+
+def test_an_error_of_the_run_names_the_file_too(toml):
+    app, file = typer.Typer(), toml('data = "nowhere"\n')
+
+    def run(config, output):
+        """Refuse."""
+        raise ConfigError(f"--data {config.data} does not exist")
+
+    app.command()(with_options(ExtractConfig)(run))
+    arguments = ["--target", "t", "--cache", "c", *map(str, file)]
+    error = CliRunner().invoke(app, arguments).exception
+    assert error.__notes__ == [f"data: as set in {file[1]}"]
+
+
+def test_printed_settings_say_what_stands_for_those_that_are_not_set(toml):
+    parsed = Parsed(TrainConfig)
+    parsed(*TRAIN, "--holdout", 64, "--print-config")
+    lines = parsed.result.output.splitlines()
+    assert {"holdout = 64", "# gamma is not set [by block size]", "# tracker is not set"} < {*lines}
+    again = parsed(*toml(parsed.result.output))
+    assert again == TrainConfig(cache="c", out=Path("o"), holdout=64.0)
+
+
 def test_a_preset_stands_below_the_file_and_the_flags_and_knows_what_is_set(toml):
     seen = {}
 

@@ -20,6 +20,7 @@ STAGES = {
     "train": {"busy_s": 7.0, "starved_s": 1.0, "blocked_s": 0.0},
 }
 DECODED = {
+    "steps": 3,
     "acceptance_length": 3.25,
     "lossless": 0.5,
     "mismatches": [{"prompt": 1, "position": 7, "gap": 0.25}],
@@ -100,8 +101,13 @@ def finished(folder):
     size = {"address": "c", "segments": 4, "num_sequences": 88, "num_tokens": 7654}
     size |= {"bytes_raw": 4_000_000_000, "bytes_stored": 3_000_000_000}
     write(folder / "report.json", {"extract": {"stages": STAGES}, "train": trained, "cache": size})
-    write(folder / "evaluation.json", {"config": EVALUATED_WITH, "report": DECODED | SHARED})
+    evaluated(folder)
     return folder
+
+
+def evaluated(folder, **changes):
+    saved = {"config": EVALUATED_WITH, "measured": "2030-01-02T03:04:05+00:00"}
+    write(folder / "evaluation.json", saved | {"report": DECODED | SHARED | changes})
 
 
 class Page(HTMLParser):
@@ -145,7 +151,8 @@ def test_the_page_shows_what_a_finished_run_has(whole):
     for words in (
         "8.000 → 6.000",  # loss
         "held out 2.50",
-        "decoded 3.25",
+        "length, decoded 3.25",
+        "the drafter of step 3, 2030-01-02 03:04 UTC.",
         "waiting for data 12.5%",
         "2.0 h",
         "Accuracy by slot",
@@ -196,6 +203,30 @@ def test_a_run_evaluated_before_there_were_examples_has_none_on_its_page(tmp_pat
     text = page_of(folder).text
     assert "trained drafter 3.25" in text
     assert "not accepted" not in text
+
+
+def test_figures_of_a_drafter_of_an_earlier_step_say_so(tmp_path):
+    folder = finished(tmp_path / "run")
+    evaluated(folder, steps=2)
+    assert "length, decoded at step 2 3.25" in page_of(folder).text
+
+
+@pytest.mark.parametrize("steps", [{}, {"steps": None}], ids=["older file", "drafter of others"])
+def test_an_evaluation_may_not_know_the_step_or_when_it_was(steps, tmp_path):
+    folder = finished(tmp_path / "run")
+    report = {key: value for key, value in DECODED.items() if key != "steps"} | SHARED | steps
+    write(folder / "evaluation.json", {"config": EVALUATED_WITH, "report": report})
+    text = page_of(folder).text
+    assert "length, decoded 3.25" in text
+    assert "float32 on cpu." in text
+
+
+def test_an_extraction_that_left_no_stages_is_said_to_be_unknown(tmp_path, whole):
+    folder = finished(tmp_path / "run")
+    trained = json.loads((folder / "report.json").read_text())["train"]
+    write(folder / "report.json", {"train": trained})
+    assert "another command made the cache" in page_of(folder).text
+    assert "another command made the cache" not in whole
 
 
 def test_several_drafters_have_a_row_each(tmp_path):
