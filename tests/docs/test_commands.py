@@ -1,32 +1,34 @@
 """The commands of the documentation work.
 
-Every ``dflash-cache`` command line in a ```bash block runs, with the tiny target, a small dataset
-and cache and a served target in the place of what it names, and with less of everything. What
-cannot run so is taken by the program at least.
+Every ``dflash-cache`` command line in a ```bash block runs, also those under torchrun and on a Ray
+cluster, with the tiny target, a small dataset and cache and a served target in the place of what it
+names, and with less of everything.
 """
 
+import os
+import re
 import shlex
+import subprocess
+import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import typer
 
 from dflash_cache import demo
-from dflash_cache.cli.main import app
 from tests.support import refusals
 from tests.support.chat_server import ChatServer
+from tests.support.launched import RayCluster
 from tests.support.pages import ROOT, blocks, command_lines, page_name, pages_with
 from tests.support.workshop import Workshop
 
 PROGRAM = "dflash-cache "
-COMMANDS = typer.main.get_command(app).commands
-# Their like runs in tests/integration/test_ray.py, tests/unit/target/test_compilation.py and
-# tests/integration/test_ranks.py.
-TAKEN_ALONE = ("--engine ray", "--compile", "torchrun ")
+STARTS = (PROGRAM, "torchrun ")
 OTHER_PROGRAMS = {  # of the shell, of the system, and those that install, serve or look
     ".", "export", "find", "make", "mkdir", "pip", "python", "python3", "tensorboard", "vllm",
 }  # fmt: skip
+OF_THE_SHELL = ("TARGET=", "export ", "find ", "mkdir ", "python -c ", "python3 -m venv ")
 TUTORIAL = ROOT / "docs/tutorials/first-drafter.md"
 OF_TUTORIAL = '"$TARGET"'  # those lines belong together, and run in one folder
 WAY = ("regenerate", "tokenize", "inspect", "plan", "both", "evaluate", "report", "export")
@@ -36,11 +38,7 @@ SMALLER = {  # put behind a command: of a flag that is given twice the last one 
     "evaluate": "--prompts 1 --new-tokens 4",
 }
 LINES = sorted({line for page in pages_with("bash") for _, line in command_lines(page)})
-RUN = [
-    line.removeprefix(PROGRAM)
-    for line in LINES
-    if line.startswith(PROGRAM) and not any(word in line for word in (*TAKEN_ALONE, OF_TUTORIAL))
-]
+RUN = [line for line in LINES if line.startswith(STARTS) and OF_TUTORIAL not in line]
 
 
 @pytest.fixture(scope="session")
@@ -51,27 +49,27 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
     server.kill()
 
 
-@pytest.mark.parametrize("command", RUN)
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[RayCluster]:
+    cluster = RayCluster()
+    yield cluster
+    cluster.stop()
+
+
+@pytest.mark.parametrize("line", RUN)
 @pytest.mark.usefixtures("bucket")
-def test_a_command_runs(command: str, workshop: Workshop) -> None:
-    workshop.run(command)
-
-
-@pytest.mark.parametrize("words", TAKEN_ALONE)
-def test_a_command_that_cannot_run_here_is_one_the_program_takes(words: str) -> None:
-    lines = [line for line in LINES if words in line]
-    assert lines
-    for line in lines:
-        ours = line.partition("-m dflash_cache.cli ")[2] or line.removeprefix(PROGRAM)
-        name, *flags = shlex.split(ours, comments=True)
-        COMMANDS[name].make_context(name, flags)
+# What torch's compiler imports of torch warns on import.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+def test_a_command_runs(line: str, workshop: Workshop, request: pytest.FixtureRequest) -> None:
+    on_ray = "--engine ray" in line
+    workshop.run(line, request.getfixturevalue("cluster") if on_ray else None)
 
 
 def test_every_line_is_a_command_of_this_program_or_of_a_known_other() -> None:
     others = {
         next(word for word in shlex.split(line) if "=" not in word)
         for line in LINES
-        if not line.startswith((PROGRAM, "torchrun ", "TARGET="))
+        if not line.startswith((*STARTS, "TARGET="))
     }
     assert others == OTHER_PROGRAMS
 
@@ -82,9 +80,10 @@ def test_the_way_from_chats_to_a_drafter_runs(
     monkeypatch.chdir(tmp_path)
     (chats,) = (text for _, text in blocks(TUTORIAL, "python") if "prompts.jsonl" in text)
     exec(compile(chats, str(TUTORIAL), "exec"), {"__name__": "snippet"})
-    lines = [line.removeprefix("dflash-cache ") for _, line in command_lines(TUTORIAL)]
+    own = [line for _, line in command_lines(TUTORIAL) if line.startswith(PROGRAM)]
+    lines = [line.removeprefix(PROGRAM) for line in own]
     first = next(number for number, line in enumerate(lines) if line.startswith(WAY[0]))
-    way = [line for line in lines[first:] if line.split()[0] in COMMANDS][: len(WAY)]
+    way = lines[first : first + len(WAY)]
     assert tuple(line.split()[0] for line in way) == WAY
     for line in way:
         command = line.replace('"$TARGET"', "TARGET") + f" {SMALLER.get(line.split()[0], '')}"
@@ -92,6 +91,25 @@ def test_the_way_from_chats_to_a_drafter_runs(
         assert code == 0, f"{line}: {errors}"
     for made in ("run/report.html", "run/evaluation.json", "drafter/model.safetensors"):
         assert (tmp_path / made).stat().st_size
+
+
+@pytest.mark.parametrize("line", [line for line in LINES if line.startswith(OF_THE_SHELL)])
+def test_a_line_of_the_shell_runs(line: str, tmp_path: Path) -> None:
+    (tmp_path / "mnt/a/whole").mkdir(parents=True)
+    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-eu", "-c", line.replace("/mnt/", "mnt/")],
+        cwd=tmp_path, env=os.environ | {"PATH": programs}, check=False,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_extras_that_are_installed_exist() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    named = {extra for line in LINES for extra in re.findall(r"pip install .*\[([\w-]+)\]", line)}
+    assert named <= project["optional-dependencies"].keys()
+    assert named
 
 
 @pytest.mark.parametrize("page", pages_with("bash"), ids=page_name)

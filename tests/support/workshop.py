@@ -12,22 +12,23 @@ from datasets import load_from_disk
 
 from dflash_cache import demo
 
+from .launched import RayCluster, run_torchrun
 from .refusals import run
 
 NUM_ROWS = 24
 STAND_INS = (  # what a page names, and what is in its place
     (r"Qwen/[\w.-]+|/models/[\w.-]+", "TARGET"),
     (r"cuda:\d(\+cuda:\d)*", "cpu"),
-    (r"(?<=\s)/(?=mnt/|data/)", ""),
+    (r"(?<=\s)/(?=mnt/|data/|shared/)", ""),
     (r"--step \d+", "--step 2"),
 )
 # By what is in the workshop, under which names the pages have it.
 NAMES = {
-    "tokens": ("tokens", "data/tokens"),
+    "tokens": ("tokens", "data/tokens", "shared/tokens"),
     "more-tokens": ("more-tokens",),
     "prompts.jsonl": ("prompts.jsonl",),
     "chats.jsonl": ("chats.jsonl", "chats/chats.jsonl"),
-    "cache": ("cache", "try", "mnt/a/whole", "dflash-demo/cache"),
+    "cache": ("cache", "cache-27b", "shared/cache", "try", "mnt/a/whole", "dflash-demo/cache"),
     "share-1": ("share-1", "cache-1", "cache-a", "mnt/a/cache"),
     "share-2": ("share-2", "cache-2", "cache-b", "mnt/b/cache"),
     "share-3": ("share-3",),
@@ -52,7 +53,7 @@ BUCKET = "s3://bucket"
 
 
 class Workshop:
-    """Has a dataset, a cache, a run; ``run`` gives a command copies of those that it names."""
+    """Has a dataset, a cache, a run; ``run`` gives a line copies of those that it names."""
 
     def __init__(self, folder: Path, server: str) -> None:
         """Make them in ``folder``; ``server`` answers chats."""
@@ -79,11 +80,11 @@ class Workshop:
             ):
                 _succeed(command)
 
-    def run(self, command: str) -> None:
-        """Run it, without the program's name, in a folder of its own; it has to succeed."""
+    def run(self, line: str, cluster: RayCluster | None = None) -> None:
+        """Run it in a folder of its own, on the ``cluster`` if there is one; it has to succeed."""
         for pattern, stand_in in STAND_INS:
-            command = re.sub(pattern, stand_in, command)
-        command = command.replace("http://localhost:8000/v1", self._server)
+            line = re.sub(pattern, stand_in, line)
+        start, command = _divided(line.replace("http://localhost:8000/v1", self._server))
         name = command.split()[0]
         smaller = SMALLER.get(name, "")
         if "--config" in command:
@@ -97,7 +98,11 @@ class Workshop:
                         _copy(self._folder / source, Path(each))
             if "--config" in command:
                 _copy(self._folder / "tokens", Path("tokens"))
-            _succeed(self._in_bucket(command, trial.name) + f" {smaller}")
+            command = self._in_bucket(command, trial.name) + f" {smaller}"
+            if start.startswith("torchrun"):
+                run_torchrun(start + command)
+            else:
+                (cluster.run if cluster else _succeed)(command)
         shutil.rmtree(trial)
 
     def _in_bucket(self, command: str, trial: str) -> str:
@@ -109,6 +114,13 @@ class Workshop:
         if found.group() in _taken(command):
             _succeed(f"merge {self._folder / 'cache'} --into {place}")
         return command.replace(found.group(), place)
+
+
+def _divided(line: str) -> tuple[str, str]:
+    """What starts the program, and the command that it is to run."""
+    found = re.match(r"dflash-cache |torchrun .* -m dflash_cache\.cli ", line)
+    assert found, line
+    return found[0], line[found.end() :]
 
 
 def _taken(command: str) -> set[str]:
