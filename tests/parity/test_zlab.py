@@ -37,7 +37,7 @@ def export(tmp_path_factory):
     """A drafter trained enough that some drafts are accepted and some are not."""
     folder = tmp_path_factory.mktemp("run")
     extract(extract_config(folder, limit=200))
-    config = train_config(folder, anchors=32, block_size=8, batch_size=8, epochs=6, lr=2e-3)
+    config = train_config(folder, anchors=32, block_size=8, batch_size=8, epochs=4, lr=2e-3)
     train(replace(config, holdout=PROMPTS))
     return folder / "run" / "export"
 
