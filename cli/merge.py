@@ -11,8 +11,10 @@ def command(config: MergeConfig, output: Output) -> None:
     """Make one cache of several: of different rows, or shares extracted on different machines."""
     from dflash_cache.runs.merge import merge
 
+    from .display import progress_display
     from .render import print_report
     from .reports import merge_tables
 
-    report = merge(config)
+    with progress_display(output) as on_progress:
+        report = merge(config, on_progress)
     print_report(report, merge_tables(report), as_json=output.json)

@@ -14,24 +14,34 @@ from .local import LocalStorage
 from .segment import SHARD_KEY
 from .spec import CacheSpec, differences, part_number
 from .storage import Storage
+from .verify import OnSegment
 from .writer import CacheWriter
 
 
-def merge_caches(sources: Sequence[Cache], into: Storage, *, symlink: bool = False) -> Cache:
+def merge_caches(
+    sources: Sequence[Cache],
+    into: Storage,
+    *,
+    symlink: bool = False,
+    on_segment: OnSegment | None = None,
+) -> Cache:
     """Make or extend the cache ``into`` with all dataset parts and segments of ``sources``.
 
     A part that several have, as when machines shared one plan, becomes one with the segments of
     all. Committed segments are taken as they are, by hard links where the file system allows. With
     ``symlink`` hidden states stay where they lie, and symbolic links lead to them; caches are
     folders then. A merge that was cut short goes on. The caller holds ``into``'s lock.
+    ``on_segment`` is told of each segment that is in place.
     """
     merged = _with_all_parts(sources, into)
     writer = CacheWriter(merged)
-    for source in sources:
-        for index in sorted(source.segments):
-            place = _place_of(source.spec, index, merged.spec)
-            if place not in merged.segments:
-                writer.commit(*_renumbered(source, index, writer.staging, place, symlink))
+    pairs = [(source, index) for source in sources for index in sorted(source.segments)]
+    for number, (source, index) in enumerate(pairs, start=1):
+        place = _place_of(source.spec, index, merged.spec)
+        if place not in merged.segments:
+            writer.commit(*_renumbered(source, index, writer.staging, place, symlink))
+        if on_segment:
+            on_segment(number, len(pairs))
     return merged
 
 

@@ -1,6 +1,6 @@
 """Walk every byte of a cache and name what is not as it was written."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,8 @@ from .segment import shard_name
 from .segment_reader import open_shard
 from .storage import Storage, open_storage, segments_in_place
 
+OnSegment = Callable[[int, int], None]  # how many are done, and of how many
+
 _UNCHECKED = (LOCK, STAGING)  # the lock is no data: it names the last holder
 
 
@@ -28,11 +30,14 @@ class Fault:
     rows: tuple[int, ...] = ()
 
 
-def verify_cache(place: Storage | str | Path, *, alone: bool = False) -> list[Fault]:
+def verify_cache(
+    place: Storage | str | Path, *, alone: bool = False, on_segment: OnSegment | None = None
+) -> list[Fault]:
     """All faults of the cache at ``place``; an empty list means every byte is as it was written.
 
     A damaged ``spec.json`` or commit record is the only fault reported: it says what the rest is.
-    ``ConfigError`` if there is no cache. Who holds the writer lock is ``alone``.
+    ``ConfigError`` if there is no cache. Who holds the writer lock is ``alone``. ``on_segment`` is
+    told of each segment that is checked.
     """
     storage = open_storage(place) if isinstance(place, str | Path) else place
     for name, read in (
@@ -43,14 +48,15 @@ def verify_cache(place: Storage | str | Path, *, alone: bool = False) -> list[Fa
             read()
         except CacheCorruptError as error:
             return [Fault(path=storage.place(name), problem=str(error))]
-    return list(_Walk(Cache.open(storage), alone).faults())
+    return list(_Walk(Cache.open(storage), alone, on_segment).faults())
 
 
 class _Walk:
     """Through the files of one cache whose identity and commits are whole."""
 
-    def __init__(self, cache: Cache, alone: bool) -> None:
+    def __init__(self, cache: Cache, alone: bool, on_segment: OnSegment | None) -> None:
         self._cache = cache
+        self._on_segment = on_segment
         self._storage = cache.storage
         self._alone = alone
         self._known = {*cache.fingerprints, SPEC, f"{ROOT}/zarr.json"}
@@ -63,10 +69,12 @@ class _Walk:
         yield from self._file_faults(self._cache.fingerprints)
         yield from self._commit_faults()
         yield from self._root_faults()
-        for index in sorted(self._cache.segments):
+        for number, index in enumerate(sorted(self._cache.segments), start=1):
             faults = list(self._segment_faults(index))
             if not faults or index in self._storage.commits.read():  # else evicted meanwhile
                 yield from faults
+            if self._on_segment:
+                self._on_segment(number, len(self._cache.segments))
         yield from self._foreign()
 
     def _fault(

@@ -7,8 +7,10 @@ from dflash_cache.cache import Cache, dead_links, merge_caches, missing_file, op
 from dflash_cache.config import MergeConfig
 from dflash_cache.errors import ConfigError
 
+from .progress import OnProgress, ignore, segment_progress
 
-def merge(config: MergeConfig) -> dict[str, Any]:
+
+def merge(config: MergeConfig, on_progress: OnProgress = ignore) -> dict[str, Any]:
     """Put the segments of ``config.caches`` together in ``config.into``.
 
     Returns the report: segments, missing (planned and in no source), sequences, tokens, parts,
@@ -21,7 +23,9 @@ def merge(config: MergeConfig) -> dict[str, Any]:
     if not sources or any(_same_place(source.address, into.address) for source in sources):
         raise ConfigError(f"--into {config.into}: name at least one cache, and another folder")
     with into.lock():
-        cache = merge_caches(sources, into, symlink=config.symlink)
+        cache = merge_caches(
+            sources, into, symlink=config.symlink, on_segment=segment_progress("merge", on_progress)
+        )
     if dead := dead_links(cache, cache.segments):
         raise missing_file(cache.storage, dead[0])
     segments = cache.segments.values()

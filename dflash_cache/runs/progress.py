@@ -6,7 +6,9 @@ from typing import Literal
 
 from dflash_cache.pipeline import Pipeline, StageStatistics
 
-Phase = Literal["regenerate", "tokenize", "extract", "train", "evaluate"]  # as they follow
+Phase = Literal[  # as they follow in one command
+    "regenerate", "tokenize", "merge", "verify", "extract", "train", "evaluate"
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +46,15 @@ OnProgress = Callable[[Progress], None]
 
 def ignore(progress: Progress) -> None:
     """Show nothing."""
+
+
+def segment_progress(phase: Phase, on_progress: OnProgress) -> Callable[[int, int], None]:
+    """Tell of a phase that goes through segments: how many are done, and of how many."""
+
+    def tell(done: int, total: int) -> None:
+        on_progress(Progress(phase=phase, done=done, total=total, unit="segments"))
+
+    return tell
 
 
 def sample_of(

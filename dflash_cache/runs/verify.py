@@ -29,7 +29,7 @@ from dflash_cache.settings import build
 from .extract import extract
 from .extraction import load_captures
 from .preparation import Preparation, part_in, prepare
-from .progress import OnProgress, ignore
+from .progress import OnProgress, ignore, segment_progress
 
 
 def verify(config: VerifyConfig, on_progress: OnProgress = ignore) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def verify(config: VerifyConfig, on_progress: OnProgress = ignore) -> dict[str, 
     problem, segment, rows}] as it is at the end, and repaired, the number of faults mended.
     """
     storage = open_storage(config.cache)
-    before = faults = verify_cache(storage)
+    before = faults = _check(storage, on_progress)
     if config.repair and (faults or _num_missing(storage)):
         faults = _repair(config, storage, on_progress)
     remaining = {fault.path for fault in faults}
@@ -54,6 +54,10 @@ def verify(config: VerifyConfig, on_progress: OnProgress = ignore) -> dict[str, 
     }
 
 
+def _check(storage: Storage, on_progress: OnProgress, *, alone: bool = False) -> list[Fault]:
+    return verify_cache(storage, alone=alone, on_segment=segment_progress("verify", on_progress))
+
+
 def _num_missing(storage: Storage) -> int:
     try:
         cache = Cache.open(storage)
@@ -66,10 +70,14 @@ def _repair(config: VerifyConfig, storage: Storage, on_progress: OnProgress) -> 
     with storage.lock():
         restores = ((SPEC, restore_spec), (storage.commits.name, rebuild_commits))
         for name, restore in restores:
-            faults = verify_cache(storage, alone=True)
+            faults = verify_cache(
+                storage, alone=True, on_segment=segment_progress("verify", on_progress)
+            )
             if any(fault.path == storage.place(name) for fault in faults):
                 restore(storage)
-        faults = verify_cache(storage, alone=True)
+        faults = verify_cache(
+            storage, alone=True, on_segment=segment_progress("verify", on_progress)
+        )
         cache = Cache.open(storage)
         damaged = {fault.segment for fault in faults if fault.segment is not None}
         require_links_lead(cache, damaged)
@@ -79,7 +87,7 @@ def _repair(config: VerifyConfig, storage: Storage, on_progress: OnProgress) -> 
         uncommit(cache, damaged)
     for preparation in preparations.values():
         extract(preparation.config, on_progress)
-    return verify_cache(storage)
+    return _check(storage, on_progress)
 
 
 def _preparations(

@@ -96,6 +96,17 @@ def test_merging_takes_no_space_where_there_are_hard_links(two, tmp_path):
     assert all(shard.stat().st_nlink > 1 for shard in shards)
 
 
+def test_merge_and_verify_say_how_far_they_are(two, tmp_path):
+    told, into = [], tmp_path / "c"
+    sources = (str(two / "cache-a"), str(two / "cache-b"))
+    merge(MergeConfig(caches=sources, into=str(into)), told.append)
+    verify(VerifyConfig(cache=str(into)), told.append)
+    total = len(Cache.open(into).segments)
+    expected = [(phase, done + 1) for phase in ("merge", "verify") for done in range(total)]
+    assert [(each.phase, each.done) for each in told] == expected
+    assert {each.total for each in told} == {total}
+
+
 def test_shares_of_one_plan_from_several_machines_merge_into_the_whole(two, tmp_path):
     for number in (1, 2):
         cache = tmp_path / f"share-{number}"
