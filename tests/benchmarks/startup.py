@@ -5,10 +5,11 @@
 Writes made-up rows of 300 tokens on average (1.4 GB for 902,087 rows) into a temporary folder,
 removed at the end. Every round starts a new process for each size, in turn, which goes the way
 of ``extract`` on the demo target up to the first batch: imports, ``prepare``, the target, and the
-first planned batch read. ``without_model_s`` is the time without imports and target. The report,
-JSON on stdout, has the medians, their ratios, the padding of the target's batches, and seconds a
-row of random reads: this program's, and two slow ways of the datasets library on the same files.
-The slow ways run on few rows; their seconds for the whole dataset are extrapolated.
+first planned batch read. ``without_model_s`` is the time without imports and target. ``inspect_s``
+is what ``dflash-cache inspect`` takes from its start to its end. The report, JSON on stdout, has
+the medians, their ratios, the padding of the target's batches, and seconds a row of random reads:
+this program's, and two slow ways of the datasets library on the same files. The slow ways run on
+few rows; their seconds for the whole dataset are extrapolated.
 """
 
 import argparse
@@ -155,6 +156,13 @@ def in_new_process(kind: str, data: Path) -> dict[str, Any]:
     return found
 
 
+def inspect_s(data: Path) -> float:
+    program = Path(sys.executable).with_name("dflash-cache")
+    began = time.perf_counter()
+    subprocess.run([program, "inspect", data], check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - began
+
+
 def compared(folder: Path, sizes: list[int], rounds: int) -> dict[str, Any]:
     data = {size: folder / f"rows-{size}" for size in sizes}
     for size, path in data.items():
@@ -162,13 +170,14 @@ def compared(folder: Path, sizes: list[int], rounds: int) -> dict[str, Any]:
     found: dict[int, list[dict[str, Any]]] = {size: [] for size in sizes}
     for number in range(rounds):
         for size in sizes if number % 2 else sizes[::-1]:
-            found[size].append(in_new_process("start", data[size]))
+            run = in_new_process("start", data[size]) | {"inspect_s": inspect_s(data[size])}
+            found[size].append(run)
     medians = {
         str(size): {name: statistics.median(each[name] for each in runs) for name in runs[0]}
         for size, runs in found.items()
     }
     large, small = (medians[str(size)] for size in (max(sizes), min(sizes)))
-    ratios = ("first_batch_s", "without_model_s", "anonymous_bytes")
+    ratios = ("first_batch_s", "without_model_s", "inspect_s", "anonymous_bytes")
     return {
         "starts": medians,
         "large_of_small": {name: large[name] / small[name] for name in ratios},
