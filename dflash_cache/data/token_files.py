@@ -29,17 +29,15 @@ class TokenFiles:
         self._content = xxhash.xxh3_128()
 
     def write(self, batch: TokenBatch) -> None:
-        """Append the sequences. A column ``category`` is written if the first batch has any."""
+        """Append the sequences. ``category`` is null where a row has none."""
         if not len(batch.lengths):
             return
         columns = {
             "input_ids": _lists(batch.input_ids, batch.lengths),
             "loss_mask": _lists(batch.loss_mask, batch.lengths),
             "seq_len": pa.array(batch.lengths.astype(np.int32)),
+            "category": pa.array(batch.categories, pa.string()),
         }
-        named = any(batch.categories) if self._schema is None else "category" in self._schema.names
-        if named:
-            columns["category"] = pa.array(batch.categories, pa.string())
         record = pa.RecordBatch.from_pydict(columns)
         self._schema = record.schema
         if self._file is None or self._tokens_in_file >= FILE_TOKENS:

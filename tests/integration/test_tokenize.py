@@ -12,7 +12,7 @@ from dflash_cache.config import TokenizeConfig
 from dflash_cache.errors import CacheBusyError, CacheMismatchError, ConfigError, DataError
 from dflash_cache.runs import tokenize as run
 from dflash_cache.runs.extract import extract
-from dflash_cache.runs.tokenize import tokenize
+from dflash_cache.runs.tokenize import BATCH_ROWS, tokenize
 from tests.support.runs import extract_config
 from tests.support.tiny_targets import save_target
 from tests.support.tiny_tokenizers import (
@@ -128,6 +128,13 @@ def test_a_limit_is_of_rows_and_categories_are_kept(config):
     save_chats(config.chats, [chat(1, category="math"), chat(2), *ROWS])
     assert tokenize(replace(config, limit=2))["rows"] == 2
     assert datasets.load_from_disk(config.out)["category"][:] == ["math", None]
+
+
+def test_a_category_that_comes_after_many_rows_without_one_is_kept(config):
+    rows = [chat(number % 7) for number in range(BATCH_ROWS)]
+    save_chats(config.chats, [*rows, chat(1, category="math")])
+    tokenize(config)
+    assert datasets.load_from_disk(config.out)["category"][:] == [None] * len(rows) + ["math"]
 
 
 def test_the_same_command_again_does_nothing_and_another_is_refused(config, monkeypatch):
