@@ -174,8 +174,8 @@ def _demo() -> str:
     lines = [
         "## The demo",
         "",
-        "`both` without `--data` and `--target` runs the bundled demo, with these settings in place",
-        "of the defaults. A file or a flag may change each of them.",
+        "`both` without `--data` and `--target` runs the bundled demo, with these settings in",
+        "place of the defaults. A file or a flag may change each of them.",
         "",
         "| setting | value |",
         "|---|---|",
