@@ -2,6 +2,7 @@
 
 import os
 import sys
+from io import TextIOWrapper
 from pathlib import Path
 
 # Before torch is imported: threads that wait give their core away instead of spinning on it.
@@ -83,6 +84,9 @@ def _require_output() -> None:
         # Closed by whoever started the command: nothing is to be told there. Its number must be
         # taken, or the next file that is opened gets it, and with it what libraries write there.
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  open to the end of the process
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # what its encoding lacks is written as \u27e6
+            stream.reconfigure(errors="backslashreplace")
     if sys.stdout is None:
         raise ConfigError("standard output is closed; leave out >&-, or give >/dev/null instead")
 

@@ -3,6 +3,7 @@
 Axes in names: T tokens, N sequences, K context layers, H hidden size.
 """
 
+import operator
 import os
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -103,9 +104,13 @@ class HiddenStateCache:
     def __getitem__(self, index: int) -> HiddenSequence:
         """The sequence at place ``index``, negative from the end; only its chunks are read.
 
-        ``IndexError`` if there is none. See ``row`` for a sequence by its row number.
+        ``IndexError`` if there is none, ``TypeError`` for what is no integer, slices too. See
+        ``row`` for a sequence by its row number.
         """
-        row_id, owner = self._row_ids[index], self._owners[index]
+        place = operator.index(index)
+        if not -len(self) <= place < len(self):
+            raise IndexError(f"place {place}: {self._cache.address} holds {len(self)} sequences")
+        row_id, owner = self._row_ids[place], self._owners[place]
         (sequence,) = self.read(int(owner), np.array([row_id]))
         return sequence
 
@@ -127,7 +132,12 @@ class HiddenStateCache:
             yield self.read(segment.index)
 
     def read(self, segment: int, row_ids: Int64Array | None = None) -> list[HiddenSequence]:
-        """The sequences of a stored segment, or those of them that are in ``row_ids``."""
+        """The sequences of a stored segment, or those of them that are in ``row_ids``.
+
+        ``KeyError`` if the segment is not stored.
+        """
+        if segment not in self._cache.segments:
+            raise KeyError(f"{self._cache.address} holds no segment {segment}")
         return self._sequences(self._cache.read(segment, row_ids))
 
     def as_dataset(
@@ -141,8 +151,10 @@ class HiddenStateCache:
         """A dataset for torch's ``DataLoader``, which every rank and worker gets a share of.
 
         Without ``shuffle_seed`` the order is that of the cache. ``rank`` of ``num_ranks`` is told
-        by torchrun's environment, or is the only one.
+        by torchrun's environment, or is the only one. ``ValueError`` if only one of them is given.
         """
+        if (rank is None) != (num_ranks is None):
+            raise ValueError(f"rank {rank} of {num_ranks}: give both, or neither")
         return HiddenStateDataset(
             self._cache.address,
             shuffle_seed=shuffle_seed,

@@ -19,6 +19,8 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from .errors import ConfigError
 from .sizes import ByteCount
 
+MOST_THREADS = 1024  # of one kind; more are a slip of the pen, and no machine starts them
+
 C = TypeVar("C")
 
 
@@ -46,10 +48,17 @@ def require_positive(config: Any, *names: str) -> None:
 def require_not_negative(config: Any, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
-        if value is not None and not value >= 0:
-            raise ConfigError(f"{flag_of(name)} {value}: must be at least 0")
-        if isinstance(value, int) and value >= 1 << 63:
-            raise ConfigError(f"{flag_of(name)} {value}: must be below 2**63")
+        if value is not None and not 0 <= value < math.inf:  # NaN is not
+            raise ConfigError(f"{flag_of(name)} {value}: must be at least 0, and finite")
+
+
+def require_threads(config: Any, *names: str) -> None:
+    """``ConfigError`` unless they are numbers of threads that a machine can start."""
+    require_positive(config, *names)
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and value > MOST_THREADS:
+            raise ConfigError(f"{flag_of(name)} {value}: must be at most {MOST_THREADS}")
 
 
 def require_file_place(flag: str, path: Path) -> None:
@@ -105,8 +114,19 @@ def build(config_type: type[C], *layers: Mapping[str, Any]) -> C:
     values = {name: value for layer in layers for name, value in layer.items()}
     known = {item.name: hint for item, hint in options_of(config_type)}
     _require_known(values, known)
+    for name, value in values.items():
+        _require_usable(name, value)
     coerced = {name: _coerce(name, value, known[name]) for name, value in values.items()}
     return _construct(config_type, coerced)
+
+
+def _require_usable(name: str, value: Any) -> None:
+    """``ConfigError`` for what no system takes as a size or a path."""
+    for each in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(each, int) and abs(each) >= 1 << 63:
+            raise ConfigError(f"{flag_of(name)}: the number is too large; must be below 2**63")
+        if isinstance(each, str | Path) and "\0" in str(each):
+            raise ConfigError(f"{flag_of(name)} {str(each)!r}: holds a null character")
 
 
 def _require_known(names: Iterable[str], known: Iterable[str], where: str = "") -> None:
@@ -163,7 +183,7 @@ def _number_or_word(name: str, value: Any, words: tuple[str, ...]) -> int | str:
     """``value``, which may be written as text, for a hint such as ``int | Literal["auto"]``."""
     if value in words or type(value) is int:
         return value  # type: ignore[no-any-return]
-    if isinstance(value, str) and value.isdecimal():
+    if isinstance(value, str) and value.isdecimal() and len(value) < len(str(1 << 63)):
         return int(value)
     raise ConfigError(f"{flag_of(name)} {value!r}: expected a number or {' | '.join(words)}")
 
@@ -180,12 +200,15 @@ def load_toml(path: Path, config_type: type, whole: type | None = None) -> dict[
     left aside. ``ConfigError`` names a key that neither has.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError(f"--config {path} does not exist") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # no UTF-8 and no TOML are ValueErrors
         raise ConfigError(f"--config {path}: {error}") from error
     settings = {_name_of_key(key): value for key, value in content.items()}
+    if len(settings) < len(content):
+        again = [key for key in content if key != key_of(_name_of_key(key))]
+        raise ConfigError(f"--config {path}: {', '.join(again)} is there twice, with - and with _")
     known = {item.name for item, _ in options_of(config_type)}
     of_whole = {item.name for item, _ in options_of(whole)} if whole else set()
     _require_known(settings, sorted(known | of_whole), f"--config {path}: ")

@@ -26,4 +26,7 @@ class ByteCount(int):
             raise ConfigError(
                 f"{flag} {value!r}: expected bytes, such as 500GB, 1.5TB, 200GiB or 1000000"
             )
-        return cls(float(written.group(1)) * _UNITS[written.group(2)])
+        count = float(written.group(1)) * _UNITS[written.group(2)]
+        if count >= 1 << 63:
+            raise ConfigError(f"{flag} {value}: must be below 2**63")
+        return cls(count)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from dflash_cache.errors import ConfigError
-from dflash_cache.settings import option, require_not_negative, require_positive
+from dflash_cache.settings import option, require_not_negative, require_positive, require_threads
 from dflash_cache.sizes import ByteCount
 
 from .compiler import require_compiler_folder
@@ -76,9 +76,8 @@ class ExtractConfig:
     )
 
     def __post_init__(self) -> None:
-        require_positive(
-            self, "segment_tokens", "readers", "writers", "limit", "max_seq_len", "max_disk",
-        )  # fmt: skip
+        require_positive(self, "segment_tokens", "limit", "max_seq_len", "max_disk")
+        require_threads(self, "readers", "writers")
         if self.batch_tokens != "auto":
             require_positive(self, "batch_tokens")
         require_not_negative(self, "plan_seed")

@@ -6,7 +6,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from dflash_cache.errors import ConfigError
-from dflash_cache.settings import option, require_not_negative, require_positive
+from dflash_cache.settings import option, require_not_negative, require_positive, require_threads
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +52,8 @@ class RegenerateConfig:
     )
 
     def __post_init__(self) -> None:
-        require_positive(self, "limit", "top_p", "max_tokens", "concurrency", "timeout")
+        require_positive(self, "limit", "top_p", "max_tokens", "timeout")
+        require_threads(self, "concurrency")
         require_not_negative(self, "temperature", "seed", "retries")
         if self.top_p > 1:
             raise ConfigError(f"--top-p {self.top_p}: must be at most 1")

@@ -22,7 +22,9 @@ _SPEAKERS = {
     "observation": "tool",
     "function_response": "tool",
 }
-_RESPONSES = ("response", "completion")
+_CHATS, _RESPONSES = ("messages", "conversations"), ("response", "completion")
+# All that is read of a row, here and by ``tokenize`` and ``regenerate``.
+COLUMNS = (*_CHATS, "prompt", *_RESPONSES, "text", "system", "tools", "id", "category")
 # transformers gives templates the first that is there as reasoning_content and as thinking.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
@@ -54,20 +56,25 @@ class UnusableRowError(Exception):
 def parse_row(row: Mapping[str, Any], *, has_template: bool) -> Chat | Text:
     """The chat of ``messages`` or ``conversations``, a prompt with its response, or the text.
 
-    A prompt and its response are a chat too where there is a template. ``DataError`` if the row has
-    none of these columns; ``UnusableRowError`` if what it has holds nothing.
+    A prompt and its response are a chat too where there is a template. A column that is null is as
+    one that is not there, while another one says what the row is. ``DataError`` if the row has none
+    of these columns; ``UnusableRowError`` if what it has holds nothing.
     """
-    response = next((name for name in _RESPONSES if name in row), None)
-    if "messages" in row or "conversations" in row:
-        given = row.get("messages") or row.get("conversations")
-        chat = Chat(_messages(given), _tools(row.get("tools")))
-        if row.get("system"):
-            chat.messages.insert(0, {"role": "system", "content": row["system"]})
+    there = {name: value for name, value in row.items() if value is not None}
+    response = next((name for name in _RESPONSES if name in there), None)
+    if chats := [there[name] for name in _CHATS if name in there]:
+        chat = Chat(_messages(chats[0] or chats[-1]), _tools(there.get("tools")))
+        if there.get("system"):
+            chat.messages.insert(0, {"role": "system", "content": there["system"]})
         return chat
-    if "prompt" in row and response:
-        return _pair(row["prompt"], row[response], _tools(row.get("tools")), has_template)
-    if "text" in row:
-        return Text("", _filled("text", row["text"]))
+    if "prompt" in there and response:
+        return _pair(there["prompt"], there[response], _tools(there.get("tools")), has_template)
+    if "text" in there:
+        return Text("", _filled("text", there["text"]))
+    if any(name in row for name in (*_CHATS, "text")) or (
+        "prompt" in row and any(name in row for name in _RESPONSES)
+    ):
+        raise UnusableRowError("empty", "what it is made of is null")
     raise DataError(
         f"it has {', '.join(map(str, row)) or 'no columns'}; expected messages, conversations, "
         "prompt with response or completion, or text. Rename the columns"
@@ -104,7 +111,7 @@ def _message(number: int, given: Mapping[str, Any]) -> Message:
     message = {key: value for key, value in given.items() if value is not None}
     if "from" in message:
         speaker = message.pop("from")
-        if speaker not in _SPEAKERS:
+        if not isinstance(speaker, str) or speaker not in _SPEAKERS:
             raise DataError(
                 f"message {number} is from {speaker!r}, expected one of {', '.join(_SPEAKERS)}"
             )

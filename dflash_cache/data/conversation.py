@@ -46,7 +46,7 @@ def parse_conversation(row: Mapping[str, Any], *, last_turn_only: bool = False) 
 
 
 def _chat(row: Mapping[str, Any]) -> Chat:
-    if "prompt" in row and not any(name in row for name in _CHAT_COLUMNS):
+    if "prompt" in row and all(row.get(name) is None for name in _CHAT_COLUMNS):
         prompt = row["prompt"]
         if not isinstance(prompt, str | list | None):
             raise DataError(f"prompt is {prompt!r}, expected text or messages")

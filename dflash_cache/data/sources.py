@@ -1,11 +1,11 @@
 """Rows of chats out of .jsonl, .json and .parquet files, one after the other."""
 
+import codecs
 import io
 import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,12 +14,14 @@ import pyarrow.parquet as pq
 
 from dflash_cache.errors import ConfigError, DataError
 
+from .chats import COLUMNS
+
 KINDS = (".jsonl", ".json", ".parquet")
 SETTINGS = ".settings.json"  # what ``regenerate`` writes beside its chats ends so
 _PARQUET_ROWS = 256
 _READ_CHARACTERS = 1 << 20
 _LONGEST_ITEM = 1 << 28  # characters; a longer one is a broken file
-_BETWEEN_ITEMS = re.compile(r"[\s,]*")
+_BLANK = re.compile(r"\s*")
 
 Row = dict[str, Any]
 
@@ -72,7 +74,7 @@ def _read(file: Path) -> Iterator[tuple[Any, int]]:
     if file.suffix == ".parquet":
         return _parquet(file)
     with file.open("rb") as content:
-        start = content.read(4096).lstrip()
+        start = content.read(4096).removeprefix(codecs.BOM_UTF8).lstrip()
     # Files named .json are often lines of JSON.
     return _array(file) if file.suffix == ".json" and start[:1] == b"[" else _lines(file)
 
@@ -85,7 +87,7 @@ def _lines(file: Path) -> Iterator[tuple[Any, int]]:
             if line.strip():
                 try:
                     row = json.loads(line)
-                except ValueError as error:  # no UTF-8 is one too
+                except (ValueError, RecursionError) as error:  # no UTF-8 is one too
                     raise DataError(
                         f"{file}, line {number} is no JSON: {error}. Mend or remove the line"
                     ) from error
@@ -94,36 +96,71 @@ def _lines(file: Path) -> Iterator[tuple[Any, int]]:
 
 def _array(file: Path) -> Iterator[tuple[Any, int]]:
     """The items of one JSON array, of which only a part is in memory."""
-    decoder = json.JSONDecoder()
-    with file.open("rb") as content, io.TextIOWrapper(content, encoding="utf-8") as text:
-        buffer = text.read(_READ_CHARACTERS)
-        place = buffer.index("[") + 1
-        for number in count():
-            item, buffer, place = _next_item(decoder, text, buffer, place, f"{file}, item {number}")
-            if item is None:
-                return
+    with file.open("rb") as content, io.TextIOWrapper(content, encoding="utf-8-sig") as text:
+        for item in _ArrayText(file, text).items():
             yield item, content.tell()
 
 
-def _next_item(
-    decoder: json.JSONDecoder, text: Any, buffer: str, place: int, where: str
-) -> tuple[Any, str, int]:
-    """The next item or None at the array's end, the text read so far and the place behind it."""
-    while True:
-        between = _BETWEEN_ITEMS.match(buffer, place)
-        assert between is not None
-        place = between.end()
-        if buffer.startswith("]", place):
-            return None, buffer, place
+class _ArrayText:
+    """The text of one JSON array, read as far as it is needed."""
+
+    def __init__(self, file: Path, text: io.TextIOWrapper) -> None:
+        self._file, self._text = file, text
+        self._decoder = json.JSONDecoder()
+        self._buffer, self._place, self._number = "", 0, 0
+
+    def items(self) -> Iterator[Any]:
+        """``DataError`` names the item where the text is not as JSON has it."""
+        self._take("[")
+        sign = self._take("]") if self._next() == "]" else ","
+        while sign == ",":
+            yield self._item()
+            self._number += 1
+            sign = self._take(",", "]")
+        if more := self._next():
+            raise self._fault(f"{more!r} stands behind the array's end")
+
+    def _take(self, *signs: str) -> str:
+        found = self._next()
+        if found not in signs:
+            raise self._fault(f"expected {' or '.join(signs)}, found {found or 'the end'}")
+        self._place += 1
+        return found
+
+    def _next(self) -> str:
+        """The next sign that is no blank; nothing at the end."""
+        while True:
+            blank = _BLANK.match(self._buffer, self._place)
+            assert blank is not None
+            self._place = blank.end()
+            if self._place < len(self._buffer) or not self._read():
+                return self._buffer[self._place : self._place + 1]
+
+    def _item(self) -> Any:
+        self._next()
+        while True:
+            try:
+                item, self._place = self._decoder.raw_decode(self._buffer, self._place)
+            except json.JSONDecodeError as error:
+                left = len(self._buffer) - self._place
+                if left > _LONGEST_ITEM or not self._read(left):
+                    raise self._fault(error.msg) from error
+            except (ValueError, RecursionError) as error:
+                raise self._fault(str(error)) from error
+            else:
+                return item
+
+    def _read(self, least: int = 0) -> bool:
+        """More of the text; False at its end."""
         try:
-            item, place = decoder.raw_decode(buffer, place)
-        except json.JSONDecodeError as error:
-            more = text.read(max(_READ_CHARACTERS, len(buffer) - place))
-            if not more or len(buffer) - place > _LONGEST_ITEM:
-                raise DataError(f"{where} is no JSON: {error.msg}. Write the file again") from error
-            buffer, place = buffer[place:] + more, 0
-        else:
-            return item, buffer, place
+            more = self._text.read(max(_READ_CHARACTERS, least))
+        except UnicodeDecodeError as error:
+            raise self._fault(str(error)) from error
+        self._buffer, self._place = self._buffer[self._place :] + more, 0
+        return bool(more)
+
+    def _fault(self, what: str) -> DataError:
+        return DataError(f"{self._file}, item {self._number} is no JSON: {what}. Mend the file")
 
 
 def _parquet(file: Path) -> Iterator[tuple[Any, int]]:
@@ -131,19 +168,24 @@ def _parquet(file: Path) -> Iterator[tuple[Any, int]]:
     try:
         with pq.ParquetFile(file) as table:
             num_rows = table.metadata.num_rows
+            # Others may hold what Python has no value for; nobody asks for them.
+            columns = [name for name in table.schema_arrow.names if name in COLUMNS] or None
             rows = (
                 row
-                for batch in table.iter_batches(batch_size=_PARQUET_ROWS)
+                for batch in table.iter_batches(batch_size=_PARQUET_ROWS, columns=columns)
                 for row in batch.to_pylist()
             )
             for number, row in enumerate(rows, start=1):
-                yield _without_nulls(row), size * number // num_rows
-    except (pa.ArrowInvalid, OSError) as error:
+                yield (
+                    {name: _without_nulls(each) for name, each in row.items()},
+                    (size * number // num_rows),
+                )
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         raise DataError(f"{file} cannot be read: {error}. Write it again") from error
 
 
 def _without_nulls(value: Any) -> Any:
-    """Every struct of a column has the keys of all, with nulls where a row had none."""
+    """Every struct in a column has the keys of all, with nulls where one had none."""
     if isinstance(value, dict):
         return {key: _without_nulls(each) for key, each in value.items() if each is not None}
     if isinstance(value, list):

@@ -97,6 +97,7 @@ class RowTokenizer:
         truncated: list[bool] = []
         for number, row in enumerate(batch.rows, start=batch.first_row):
             try:
+                category = _category(row)
                 ids, mask = self._tokens(row)
                 cut = self._settings.max_seq_len or len(ids)
                 _require_loss(mask[:cut])
@@ -107,8 +108,7 @@ class RowTokenizer:
             else:
                 sequences.append((ids[:cut], mask[:cut]))
                 truncated.append(len(ids) > cut)
-                category = row.get("category")
-                categories.append(category if isinstance(category, str) else None)
+                categories.append(category)
         return TokenBatch(
             num_rows=len(batch.rows),
             bytes_read=batch.bytes_read,
@@ -154,10 +154,7 @@ class RowTokenizer:
 
         A template writes its own special tokens; else the tokenizer adds its own.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise UnusableRowError("not_text", f"half a character: {error}") from error
+        _require_characters(text)
         encoding = self._tokenizer.encode(text, add_special_tokens=special_tokens)
         offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         starts, stops = offsets[:, 0], offsets[:, 1]
@@ -168,6 +165,21 @@ class RowTokenizer:
         for start, stop in spans:
             mask |= (begins >= start) & (begins < stop)
         return np.array(encoding.ids, np.int32), mask
+
+
+def _category(row: Row) -> str | None:
+    category = row.get("category")
+    if not isinstance(category, str):
+        return None
+    _require_characters(category)
+    return category
+
+
+def _require_characters(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UnusableRowError("not_text", f"half a character: {error}") from error
 
 
 def _require_loss(mask: Mask) -> None:

@@ -1,6 +1,7 @@
 """What a run's folder says, finished or not."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ import numpy.typing as npt
 from dflash_cache.cache import CacheSpec
 from dflash_cache.errors import ConfigError, DataError
 from dflash_cache.run_files import EXPORT, METRICS, RUN, SETTINGS, TRAINING
+from dflash_cache.runs import shapes
 from dflash_cache.runs.evaluated import load_evaluation
 from dflash_cache.runs.outcome import load_outcome
 from dflash_cache.runs.record import require_run_record
 
 Record = dict[str, Any]
+NO_SHAPE: Mapping[str, Any] = {}  # any object
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,13 +44,14 @@ class Run:
             )
         record = _read(folder / RUN)
         require_run_record(folder / RUN, record)
+        record = _read(folder / RUN, shapes.RUN)
         return cls(
             folder=folder,
             record=record,
             spec=CacheSpec.from_dict(record["cache"]),
             settings=_read(folder / SETTINGS),
             metrics=_lines(folder / METRICS),
-            training=_read(folder / EXPORT / TRAINING),
+            training=_read(folder / EXPORT / TRAINING, shapes.TRAINING),
             outcome=load_outcome(folder),
             evaluation=load_evaluation(folder),
         )
@@ -59,26 +63,37 @@ class Run:
         return steps, np.array([line[name] for line in lines], np.float64)
 
 
-def _read(path: Path) -> Record:
+def _read(path: Path, shape: Mapping[str, Any] = NO_SHAPE) -> Record:
     try:
         content: Record = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is damaged ({error}); restore it from a copy") from error
-    if not isinstance(content, dict):
-        raise DataError(f"{path} is damaged: it holds no object; restore it from a copy")
+    if fault := shapes.misfit(content, shape):
+        raise DataError(f"{path} is damaged: {fault}; restore it from a copy")
     return content
 
 
 def _lines(path: Path) -> list[Record]:
     """The lines of ``metrics.jsonl``; the last one may just be written, and is then left out."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     read = []
     for number, line in enumerate(lines, start=1):
-        if line.endswith("\n"):
+        if line.endswith(b"\n"):
             try:
-                read.append(json.loads(line))
-            except ValueError as error:
-                raise DataError(f"{path}, line {number}: {error}; remove that line") from error
+                figures = json.loads(line)
+                fault = _fault_of_line(figures)
+            except (ValueError, RecursionError) as error:
+                fault = str(error)
+            if fault:
+                raise DataError(f"{path}, line {number}: {fault}; remove that line")
+            read.append(figures)
     return read
+
+
+def _fault_of_line(figures: Any) -> str | None:
+    """Of ``metrics.jsonl``: a line of a step, or of held-out rows."""
+    if fault := shapes.misfit(figures, shapes.METRICS):
+        return fault
+    return shapes.misfit(figures, shapes.LOGGED if "loss" in figures else shapes.MEASURED)

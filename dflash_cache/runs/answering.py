@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from dflash_cache.data.chats import UnusableRowError
 from dflash_cache.data.conversation import Conversation, parse_conversation
-from dflash_cache.errors import DataError, RefusedError
+from dflash_cache.errors import DataError, RefusedError, ServerError
 from dflash_cache.types import Answer
 
 Record = dict[str, Any]
@@ -44,6 +44,9 @@ class RowAnswering:
             return {"row": number, "dropped": error.reason, "message": str(error)}
         except DataError as error:
             raise DataError(f"row {number}: {error}") from error
+        except ServerError as error:
+            error.add_note(f"asked for row {number}")
+            raise
 
     def _answered(self, number: int, conversation: Conversation) -> Record:
         messages: list[Mapping[str, Any]] = []

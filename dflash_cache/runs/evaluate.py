@@ -80,11 +80,9 @@ def _measure(
     ]
     bench = Bench(config, prompts, [alone, *trained, lookup, *untrained])
     bench.run(on_progress)
-    figures = [
-        bench.figures(way, alone)
-        | {"steps": each.training.get("steps"), "examples": examples.of(way.decoded)}
-        for each, way in zip(drafters, trained, strict=True)
-    ]
+    figures = [bench.figures(way, alone) for way in trained]
+    for own, each, way in zip(figures, drafters, trained, strict=True):
+        own |= {"steps": each.training.get("steps"), "examples": examples.of(way.decoded)}
     for own, way in zip(figures, untrained, strict=False):
         own["untrained"] = {"acceptance_length": way.acceptance_length}
     for capture in captures:

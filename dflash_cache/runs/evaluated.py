@@ -13,6 +13,7 @@ from dflash_cache.errors import ConfigError, DataError
 from dflash_cache.run_files import EVALUATION, RUN
 from dflash_cache.settings import require_file_place, to_json
 
+from . import shapes
 from .prompts import DrafterFolder
 
 # These go with the drafter: no text of the data, and no paths.
@@ -27,7 +28,7 @@ def evaluation_file(config: EvaluateConfig) -> Path | None:
     out = config.out or _file_of_run(config.drafter)
     if out is None:
         return None
-    if out.is_file() and not _is_evaluation(_content(out)):
+    if out.is_file() and _fault(_content(out)):
         raise ConfigError(f"--out {out} exists and is no evaluation; name another file")
     require_file_place("--out", out)
     return out
@@ -54,8 +55,8 @@ def load_evaluation(run: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     saved = _content(path)
-    if not _is_evaluation(saved):
-        raise DataError(f"{path} is damaged; remove it, and measure again with evaluate")
+    if fault := _fault(saved):
+        raise DataError(f"{path} is damaged: {fault}. Remove it, and measure again with evaluate")
     return dict(saved)
 
 
@@ -77,11 +78,13 @@ def _file_of_run(drafters: tuple[Path, ...]) -> Path | None:
 def _content(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
-def _is_evaluation(content: Any) -> bool:
-    return isinstance(content, dict) and all(
-        isinstance(content.get(name), dict) for name in ("config", "report")
-    )
+def _fault(saved: Any) -> str | None:
+    """What of ``saved`` is not as an evaluation has it."""
+    fault = shapes.misfit(saved, shapes.EVALUATION)
+    if fault is None and not saved["report"].get("drafters"):
+        fault = shapes.misfit(saved["report"], shapes.DRAFTER, "it.report")
+    return fault

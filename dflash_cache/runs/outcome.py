@@ -8,6 +8,8 @@ from typing import Any
 from dflash_cache.cache import Cache, write_atomically
 from dflash_cache.run_files import OUTCOME
 
+from . import shapes
+
 
 def keep_outcome(run: Path, phases: Mapping[str, Any], cache: Cache | None = None) -> None:
     """Keep the reports of ``phases``, extract or train, and the size of ``cache``.
@@ -26,9 +28,10 @@ def load_outcome(run: Path) -> dict[str, Any]:
     """Reports by phase, and the cache's figures; empty before a start came to its end."""
     try:
         kept: Any = json.loads((run / OUTCOME).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):  # cut or altered: the next end writes it again
+    except (FileNotFoundError, ValueError, RecursionError):
         return {}
-    return kept if isinstance(kept, dict) else {}
+    # What is cut or altered is written again at the next end.
+    return {} if shapes.misfit(kept, shapes.OUTCOME) else kept
 
 
 def _figures(cache: Cache) -> dict[str, Any]:

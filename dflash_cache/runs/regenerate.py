@@ -80,7 +80,15 @@ def _answered(
         resumed = len(journal)
         _require_same(unfinished / "begun.json", made_from, config.out, bound=bool(resumed))
         _answer_rows(config, files, work, journal, on_progress)
-        return _write(journal, unfinished / "chats.jsonl", config.data), resumed
+        tally = _write(journal, unfinished / "chats.jsonl")
+    if not tally.chats:
+        (unfinished / "journal").unlink()  # else the same command would ask for nothing
+        first = "; ".join(tally.dropped_first.values()) or "there are no rows"
+        raise DataError(
+            f"{config.data}: none of {tally.rows} rows has an answer: {first}. Mend this, and the "
+            "same command asks for all of them again"
+        )
+    return tally, resumed
 
 
 def _answer_rows(
@@ -160,8 +168,8 @@ class _Tally:
         }
 
 
-def _write(journal: Journal, path: Path, data: Path) -> _Tally:
-    """The chats of ``journal`` in the order of the rows; ``DataError`` if there are none."""
+def _write(journal: Journal, path: Path) -> _Tally:
+    """The chats of ``journal`` in the order of the rows."""
     tally = _Tally()
     with path.open("wb") as file:
         for record in journal.records():
@@ -173,9 +181,6 @@ def _write(journal: Journal, path: Path, data: Path) -> _Tally:
                 file.write(line.encode("utf-8", "backslashreplace"))
         file.flush()
         os.fsync(file.fileno())
-    if not tally.chats:
-        first = "; ".join(tally.dropped_first.values()) or "there are no rows"
-        raise DataError(f"{data}: none of {tally.rows} rows has an answer: {first}")
     return tally
 
 
@@ -215,16 +220,17 @@ def _finished(config: RegenerateConfig, made_from: Mapping[str, Any]) -> dict[st
         return None
     try:
         record = json.loads(_record_file(config.out).read_text(encoding="utf-8"))
-        report = dict(record["report"])
+        report, settings = dict(record["report"]), dict(record["settings"])
+        report["resumed"] = report["rows"]
     except (OSError, ValueError, KeyError, TypeError):
         raise ConfigError(
             f"--out {config.out} is there and is not a file that regenerate wrote; name another"
         ) from None
     if config.model is None:  # then it is asked for, which a finished file needs no server for
-        settings = made_from["settings"] | {"model": record["settings"].get("model")}
-        made_from = {**made_from, "settings": settings}
+        asked = made_from["settings"] | {"model": settings.get("model")}
+        made_from = {**made_from, "settings": asked}
     _refuse_differing(record, made_from, f"--out {config.out} is there and was made")
-    return report | {"resumed": report["rows"]}
+    return report
 
 
 def _require_same(file: Path, made_from: Mapping[str, Any], out: Path, *, bound: bool) -> None:

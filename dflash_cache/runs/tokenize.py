@@ -41,6 +41,7 @@ def tokenize(config: TokenizeConfig, on_progress: OnProgress = ignore) -> dict[s
     report that is there.
     """
     began = time.monotonic()
+    _require_name(config.out)
     files = ChatFiles.find(config.chats)
     parts = _tokenizer_parts(config)
     made_from = _made_from(config, files, parts)
@@ -63,6 +64,14 @@ def tokenize(config: TokenizeConfig, on_progress: OnProgress = ignore) -> dict[s
         record = json.dumps(made_from | {"report": report}, indent=1)
         write_atomically(folder / RECORD, record.encode())
     return report
+
+
+def _require_name(out: Path) -> None:
+    """``ConfigError`` if Arrow, whose paths are UTF-8, could not open files in ``out``."""
+    try:
+        str(out.absolute()).encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"--out {out}: the path is no UTF-8; name another folder") from error
 
 
 @contextmanager
@@ -166,15 +175,14 @@ def _finished(config: TokenizeConfig, made_from: dict[str, Any]) -> dict[str, An
         return None
     try:
         record = json.loads((config.out / RECORD).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        report, found = dict(record.pop("report")), dict(record.pop("settings"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise ConfigError(
             f"--out {config.out} is there and is not a folder that tokenize wrote; name another"
         ) from None
-    report = dict(record.pop("report"))
-    found, wanted = record.pop("settings"), made_from["settings"]
     differing = [
         f"{flag_of(name)} {value}, made with {found.get(name)}"
-        for name, value in wanted.items()
+        for name, value in made_from["settings"].items()
         if found.get(name) != value
     ]
     differing += [name for name, value in record.items() if made_from.get(name) != value]

@@ -1,6 +1,7 @@
 """Requests to a server, sent again while it does not answer."""
 
 import json
+import time
 from collections.abc import Mapping
 from http import HTTPStatus
 from types import TracebackType
@@ -17,6 +18,7 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 60.0
 CONNECT_S = 10.0  # below the time that a stop may take
 _AGAIN = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 _OF_ALL = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND)
+_HEADERS = ("Content-Type", "Retry-After")  # that are looked at
 _CONTINUE = "give the same command again: what is answered is kept"
 
 
@@ -32,6 +34,7 @@ class Client:
     def __init__(self, address: str, *, api_key: str, timeout_s: float, retries: int) -> None:
         self.address = address.rstrip("/")
         self._retries = retries
+        self._timeout_s = timeout_s
         self._connections = Connections()
         self._pause = Pause("a wait for the server")
         self._giving_up = Monitor("giving up")
@@ -100,18 +103,27 @@ class Client:
         return ServerError(message)
 
     def _request(self, method: str, path: str, content: bytes | None) -> httpx2.Response:
-        return self._http.request(
+        """The response, whole; ``ReadTimeout`` if its body takes longer than the time given."""
+        end_s = time.monotonic() + self._timeout_s
+        with self._http.stream(
             method,
             self.address + path,
             content=content,
             headers={"Content-Type": "application/json"},
             extensions={"trace": self._connections.trace},
-        )
+        ) as response:
+            parts = []
+            for part in response.iter_bytes():
+                parts.append(part)
+                if time.monotonic() > end_s:
+                    raise httpx2.ReadTimeout("the answer takes too long", request=response.request)
+        headers = {name: response.headers[name] for name in _HEADERS if name in response.headers}
+        return httpx2.Response(response.status_code, headers=headers, content=b"".join(parts))
 
     def _content(self, response: httpx2.Response) -> Any:
         try:
             return response.json()
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self._given_up(
                 f"--server {self.address}: {response.text[:200]!r} is no JSON. Is this the address "
                 f"of an OpenAI-compatible server? Mend it and {_CONTINUE}"

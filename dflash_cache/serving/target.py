@@ -38,7 +38,7 @@ class ServedTarget:
             body["tools"] = tools
         if self._sampling.thinking is not None:
             body["chat_template_kwargs"] = {"enable_thinking": self._sampling.thinking}
-        return _answer(self._client.post("/chat/completions", body))
+        return _answer(self._client.post("/chat/completions", body), self._client.address)
 
     def abort(self) -> None:
         """Wake all who wait for an answer."""
@@ -83,24 +83,30 @@ def _with_text_arguments(call: Any) -> Any:
     return call | {"function": function | {"arguments": arguments}}
 
 
-def _answer(completion: Any) -> Answer:
+def _answer(completion: Any, address: str) -> Answer:
     try:
-        choice = completion["choices"][0]
-        given = choice["message"]
-        content = given.get("content") or ""
-        if not isinstance(content, str):
-            raise TypeError("content is no text")
-        message = {"role": "assistant", "content": content}
-        reasoning = next((given[name] for name in _REASONING if given.get(name)), None)
-        num_tokens = int((completion.get("usage") or {}).get("completion_tokens") or 0)
-        truncated = choice.get("finish_reason") in ("length", "content_filter")
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        return _parsed(completion)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ServerError(
-            f"the server answers {str(completion)[:200]}, which is no chat completion. Is this the "
-            "address of an OpenAI-compatible server?"
+            f"--server {address}: it answers {str(completion)[:200]}, which is no chat completion. "
+            "Is this the address of an OpenAI-compatible server? Mend it and give the same command "
+            "again: what is answered is kept"
         ) from error
+
+
+def _parsed(completion: Any) -> Answer:
+    choice = completion["choices"][0]
+    given = choice["message"]
+    message: dict[str, Any] = {"role": "assistant", "content": given.get("content") or ""}
+    reasoning = next((given[name] for name in _REASONING if given.get(name)), None)
     if reasoning is not None:
         message["reasoning_content"] = reasoning
+    if not all(isinstance(text, str) for text in message.values()):
+        raise TypeError("content or reasoning is no text")
     if given.get("tool_calls"):
-        message["tool_calls"] = given["tool_calls"]
-    return Answer(message=message, num_tokens=num_tokens, truncated=truncated)
+        message["tool_calls"] = [dict(call) for call in given["tool_calls"]]
+    return Answer(
+        message=message,
+        num_tokens=int((completion.get("usage") or {}).get("completion_tokens") or 0),
+        truncated=choice.get("finish_reason") in ("length", "content_filter"),
+    )

@@ -77,9 +77,14 @@ def test_a_named_step_is_exported_without_figures_of_another(trained, tmp_path):
 
 def test_the_evaluation_of_a_run_stands_in_the_card_of_that_step(trained, tmp_path):
     shutil.copytree(trained / "run", tmp_path / "run")
-    figures = {"acceptance_length": 1.625, "lossless": 1.0}
-    report = figures | {"steps": 4, "examples": [{"prompt": 0}]}
-    saved = {"config": {"data": "/private"}, "report": report}
+    figures = {
+        "acceptance_length": 1.625, "lossless": 1.0, "speedup": 1.5, "prompts": 2,
+        "held_out": True, "temperature": 0.0,
+        "prompt_lookup": {"acceptance_length": 1.25, "speedup": 1.0},
+    }  # fmt: skip
+    made = {"data": "/private", "drafter": ["e"], "new_tokens": 4, "dtype": "float32"}
+    report = figures | {"steps": 4, "examples": []}
+    saved = {"config": made | {"device": "cpu"}, "report": report}
     (tmp_path / "run" / "evaluation.json").write_text(json.dumps(saved))
     export(export_config(tmp_path, tmp_path / "out"))
     assert "1.625" in (tmp_path / "out" / "README.md").read_text()
@@ -105,11 +110,14 @@ def test_an_evaluation_of_another_step_is_not_taken_for_the_newest(trained, tmp_
     assert "evaluation" not in load_training(tmp_path / "out")
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"report": 5}'])
-def test_a_damaged_evaluation_is_named(trained, tmp_path, content):
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [("{", "it is no object"), ("[]", "it is no object"), ('{"report": 5}', "it has no config")],
+)
+def test_a_damaged_evaluation_is_named(trained, tmp_path, content, fault):
     shutil.copytree(trained / "run", tmp_path / "run")
     (tmp_path / "run" / "evaluation.json").write_text(content)
-    with pytest.raises(DataError, match=r"evaluation\.json is damaged; remove it"):
+    with pytest.raises(DataError, match=rf"evaluation\.json is damaged: {fault}\. Remove it"):
         export(export_config(tmp_path, tmp_path / "out"))
 
 

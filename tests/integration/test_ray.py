@@ -149,7 +149,7 @@ def test_ctrl_c_stops_actors_and_cluster_and_threads_go_on(by_threads, tmp_path)
     _, stderr = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, stderr
     assert "the same command continues" in stderr
-    assert sum(title.startswith("ray::SegmentActor") for title in processes.values()) == 2
+    assert any(title.startswith("ray::SegmentActor") for title in processes.values())
     assert [title for pid, title in processes.items() if title_of(pid) == title] == []
     assert 0 < len(Cache.open(tmp_path / "cache").segments) < len(by_threads.segments)
     extract(extract_config(tmp_path))

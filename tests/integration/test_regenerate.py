@@ -218,6 +218,23 @@ def test_two_writers_and_a_file_of_something_else_are_refused(config):
         regenerate(config)
 
 
+@pytest.mark.parametrize("record", ["{}", "[]", '{"report": {"rows": 1}}', "{"])
+def test_chats_with_another_record_are_not_taken_for_ours(config, record):
+    config.out.write_text("{}\n")
+    config.out.with_name("chats.jsonl.settings.json").write_text(record)
+    with pytest.raises(ConfigError, match="is not a file that regenerate wrote"):
+        regenerate(config)
+
+
+def test_when_no_row_had_an_answer_the_same_command_asks_again(config):
+    rows = [{"prompt": "empty once 1"}, {"prompt": "empty once 2"}]
+    with pytest.raises(DataError, match=r"none of 2 rows .* the same command asks for all"):
+        chats(config, *rows)
+    report, again = chats_again(config)
+    assert again == [{"messages": answered(user(row["prompt"]))} for row in rows]
+    assert report["resumed"] == 0
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -130,6 +130,27 @@ def test_a_limit_is_of_rows_and_categories_are_kept(config):
     assert datasets.load_from_disk(config.out)["category"][:] == ["math", None]
 
 
+def test_half_a_character_in_a_category_leaves_its_row_out(config):
+    save_chats(config.chats, [chat(1, category="\ud800"), chat(2, category="a")])
+    report = tokenize(config)
+    assert report["dropped"] == {"not_text": 1}
+    assert datasets.load_from_disk(config.out)["category"][:] == ["a"]
+
+
+@pytest.mark.parametrize("record", ["{}", "[]", '{"report": {}, "settings": 5}', "{"])
+def test_a_folder_with_another_record_is_not_taken_for_ours(config, record):
+    config.out.mkdir()
+    (config.out / "tokenize.json").write_text(record)
+    with pytest.raises(ConfigError, match="is not a folder that tokenize wrote; name another"):
+        tokenize(config)
+
+
+def test_a_path_that_arrow_could_not_open_is_refused(config):
+    out = config.out.with_name("z\udce9")  # a byte that is no UTF-8
+    with pytest.raises(ConfigError, match="the path is no UTF-8; name another folder"):
+        tokenize(replace(config, out=out))
+
+
 def test_a_category_that_comes_after_many_rows_without_one_is_kept(config):
     rows = [chat(number % 7) for number in range(BATCH_ROWS)]
     save_chats(config.chats, [*rows, chat(1, category="math")])

@@ -2,7 +2,8 @@
 
 It answers by a function of the messages, or, with a target, as transformers does. What a prompt
 begins with can ask for a fault: ``refuse``, ``busy`` (the first two times), ``empty``, ``think``,
-``call``, ``cut``, ``hang``. Every request for an answer is logged before it is answered.
+``call``, ``cut``, ``hang``, ``drip`` (blanks without end), ``deep`` (brackets). One that holds
+``once`` has it the first time alone. Every request for an answer is logged before it is answered.
 """
 
 import argparse
@@ -105,7 +106,7 @@ class Handler(BaseHTTPRequestHandler):
     options: argparse.Namespace
     log: io.FileIO
     answer = staticmethod(lambda messages, _max_tokens: answer_to(messages))
-    busy: ClassVar[Counter[str]] = Counter()
+    asked: ClassVar[Counter[str]] = Counter()
 
     def log_message(self, *_: object) -> None:
         pass
@@ -131,13 +132,22 @@ class Handler(BaseHTTPRequestHandler):
         if prompt.startswith("refuse"):
             self.refuse(400, "maximum context length is 16 tokens")
             return
-        if prompt.startswith("busy") and self.busy[prompt] < 2:
-            self.busy[prompt] += 1
-            self.refuse((429, 503)[self.busy[prompt] - 1], "too many")
+        times = self.asked[prompt]
+        self.asked[prompt] += 1
+        if prompt.startswith("busy") and times < 2:
+            self.refuse((429, 503)[times], "too many")
+            return
+        if prompt.startswith("deep"):
+            self.send(200, b"[" * 100_000)
+            return
+        if prompt.startswith("drip"):
+            self.drip()
             return
         time.sleep(600 if prompt.startswith("hang") else self.options.delay)
         content = self.answer(body["messages"], body["max_tokens"])
-        message = {"role": "assistant", "content": content} | fault(prompt)
+        message = {"role": "assistant", "content": content}
+        if not (times and "once" in prompt):
+            message |= fault(prompt)
         ended = "length" if prompt.startswith("cut") else "stop"
         choice = {"index": 0, "message": message, "finish_reason": ended}
         self.reply(200, {"choices": [choice], "usage": {"completion_tokens": 7}})
@@ -146,10 +156,20 @@ class Handler(BaseHTTPRequestHandler):
         self.reply(status, {"error": {"message": message, "code": status}})
 
     def reply(self, status: int, body: dict) -> None:
-        content = json.dumps(body).encode()
+        self.send(status, json.dumps(body).encode())
+
+    def drip(self) -> None:
+        """The head of an answer, then a blank now and then, as long as somebody listens."""
+        self.send(200, b"", length=600)
+        while True:
+            self.wfile.write(b" ")
+            self.wfile.flush()
+            time.sleep(0.05)
+
+    def send(self, status: int, content: bytes, length: int | None = None) -> None:
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Content-Length", str(len(content) if length is None else length))
         self.end_headers()
         self.wfile.write(content)
 

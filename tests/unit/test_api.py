@@ -115,8 +115,19 @@ def test_a_place_may_be_counted_from_the_end(cache):
 
 @pytest.mark.parametrize("place", [len(STORED), -len(STORED) - 1])
 def test_a_place_that_is_not_there_is_an_index_error(cache, place):
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match=rf"place {place}: .* holds {len(STORED)} sequences"):
         cache[place]
+
+
+@pytest.mark.parametrize("place", [slice(0, 2), 1.0, "1", None])
+def test_what_is_no_integer_is_no_place(cache, place):
+    with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+        cache[place]
+
+
+def test_a_segment_that_is_not_stored_is_a_key_error(cache):
+    with pytest.raises(KeyError, match="holds no segment 9"):
+        cache.read(9)
 
 
 def test_a_sequence_is_found_by_the_number_of_its_row(cache):
@@ -215,10 +226,17 @@ def test_without_a_seed_the_order_is_that_of_the_cache(cache):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"rank": 2, "num_ranks": 2}, {"rank": -1}, {"window_segments": 0}]
+    ("settings", "message"),
+    [
+        ({"rank": 2, "num_ranks": 2}, "expected 0 to 1"),
+        ({"rank": -1, "num_ranks": 1}, "expected 0 to 0"),
+        ({"num_ranks": 2}, "rank None of 2: give both, or neither"),
+        ({"rank": 1}, "rank 1 of None: give both, or neither"),
+        ({"window_segments": 0}, "expected at least 1"),
+    ],
 )
-def test_a_share_that_cannot_be_is_a_value_error(cache, settings):
-    with pytest.raises(ValueError, match="expected"):
+def test_a_share_that_cannot_be_is_a_value_error(cache, settings, message):
+    with pytest.raises(ValueError, match=message):
         cache.as_dataset(**settings)
 
 

@@ -272,7 +272,43 @@ def test_drafters_are_named_each_once(given):
         build(EvaluateConfig, EVALUATE, {"drafter": given})
 
 
-@pytest.mark.parametrize("given", [-0.1, float("nan")])
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"steps": 10**400}, "--steps: the number is too large; must be below 2**63"),
+        ({"lr": 10**400}, "--lr: the number is too large"),
+        ({"prefetch_bytes": 10**400}, "--prefetch-bytes: the number is too large"),
+        ({"prefetch_bytes": "9" * 400 + "GB"}, "must be below 2**63"),
+        ({"out": "a\0b"}, "--out 'a\\x00b': holds a null character"),
+        ({"weight_decay": float("inf")}, "--weight-decay inf: must be at least 0, and finite"),
+        ({"prefetch_readers": 99_999_999}, "--prefetch-readers 99999999: must be at most 1024"),
+    ],
+)
+def test_what_no_machine_can_take_is_refused(settings, message):
+    assert message in message_of(train, **settings)
+
+
+@pytest.mark.parametrize("text", ["x = " + "9" * 5000, "x = " + "[" * 5000])
+def test_toml_that_cannot_be_read_names_the_file(text, tmp_path):
+    path = tmp_path / "a.toml"
+    path.write_text(text)
+    assert message_of(lambda: load_toml(path, TrainConfig)).startswith(f"--config {path}: ")
+
+
+def test_a_setting_that_a_file_gives_twice_is_refused(tmp_path):
+    path = tmp_path / "a.toml"
+    path.write_text("draft-layers = 2\ndraft_layers = 1\n")
+    message = message_of(lambda: load_toml(path, TrainConfig))
+    assert message == f"--config {path}: draft_layers is there twice, with - and with _"
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file_of_settings(tmp_path):
+    path = tmp_path / "a.toml"
+    path.write_text("lr = 0.5\n", encoding="utf-8-sig")
+    assert load_toml(path, TrainConfig) == {"lr": 0.5}
+
+
+@pytest.mark.parametrize("given", [-0.1, float("nan"), float("inf")])
 def test_a_temperature_is_0_or_more(given):
     with pytest.raises(ConfigError, match=r"--temperature .*: must be at least 0"):
         build(EvaluateConfig, EVALUATE, {"temperature": given})

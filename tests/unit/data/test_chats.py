@@ -65,6 +65,8 @@ def test_nulls_parts_and_arguments_become_what_templates_read():
         ({"text": ""}, "empty"),
         ({"text": None}, "empty"),
         ({"prompt": "", "response": "a"}, "empty"),
+        ({"prompt": "a", "response": None}, "empty"),
+        ({"messages": None, "conversations": []}, "empty"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "not_text"),
     ],
 )
@@ -82,6 +84,8 @@ def test_rows_that_hold_nothing_are_left_out_by_reason(row, reason):
         ({"messages": "hello"}, "expected a list of objects"),
         ({"messages": [{"content": "x"}]}, "message 0 has no role; it has content"),
         ({"conversations": [{"from": "bard", "value": "x"}]}, "message 0 is from 'bard'"),
+        ({"conversations": [{"from": ["human"], "value": "x"}]}, "message 0 is from ['human']"),
+        ({"prompt": "a"}, "it has prompt; expected"),
         ({"text": 3}, "text is int, expected text"),
         ({"messages": [ASKED], "tools": "none"}, "expected a list, or JSON text of one"),
     ],

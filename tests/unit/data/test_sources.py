@@ -5,6 +5,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dflash_cache.data import sources
+from dflash_cache.data.chats import Chat, Text, UnusableRowError, parse_row
 from dflash_cache.data.sources import ChatFiles
 from dflash_cache.errors import ConfigError, DataError
 
@@ -72,7 +73,14 @@ def test_nulls_in_json_stay(tmp_path):
         ("a.jsonl", '{"a": 1}\n\n{"a": \n', "line 3 is no JSON"),
         ("a.jsonl", '{"a": 1}\n[1, 2]\n', "'[1, 2]' where a row is expected"),
         ("a.json", '[{"a": 1}, {"a"', "item 1 is no JSON"),
-        ("a.json", '[{"a": 1}', "item 1 is no JSON"),
+        ("a.json", '[{"a": 1}', "item 1 is no JSON: expected , or ], found the end"),
+        ("a.json", '[{"a": 1}, null, {"a": 2}]', "'None' where a row is expected"),
+        ("a.json", '[{"a": 1}] [{"a": 2}]', "'[' stands behind the array's end"),
+        ("a.json", '[{"a": 1} {"a": 2}]', "item 1 is no JSON: expected , or ], found {"),
+        ("a.json", '[{"a": 1},]', "item 1 is no JSON"),
+        ("a.json", '[{"a": ' + "9" * 5000 + "}]", "item 0 is no JSON: Exceeds the limit"),
+        ("a.json", "[" * 100_000, "item 0 is no JSON"),
+        ("a.jsonl", "[" * 100_000 + "\n", "line 1 is no JSON"),
         ("a.parquet", "no parquet", "cannot be read"),
     ],
 )
@@ -81,6 +89,63 @@ def test_a_broken_file_is_named_with_the_place(tmp_path, name, text, message):
         rows_of(write(tmp_path / name, text))
     assert message in str(caught.value)
     assert str(tmp_path / name) in str(caught.value)
+
+
+def test_an_array_that_is_no_utf8_is_named(tmp_path):
+    (tmp_path / "a.json").write_bytes(b'[{"a": "\xe9"}]')
+    with pytest.raises(DataError, match=r"a\.json, item 0 is no JSON: 'utf-8' codec"):
+        rows_of(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
+def test_a_byte_order_mark_is_no_content(tmp_path, name):
+    text = json.dumps(ROWS) if name == "a.json" else lines(ROWS)
+    (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    assert rows_of(tmp_path) == ROWS
+
+
+def test_an_empty_array_has_no_rows(tmp_path):
+    assert rows_of(write(tmp_path / "a.json", " [ ] \n")) == []
+
+
+def test_of_parquet_only_columns_of_chats_are_read(tmp_path):
+    beyond = pa.array([2**61], pa.timestamp("us"))  # no date of Python's
+    pq.write_table(pa.table({"text": ["a"], "when": beyond}), tmp_path / "a.parquet")
+    assert rows_of(tmp_path) == [{"text": "a"}]
+
+
+def test_a_text_in_parquet_that_is_no_utf8_is_an_error_that_names_the_file(tmp_path):
+    text = pa.StringArray.from_buffers(1, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xe9"))
+    pq.write_table(pa.table({"text": text}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet cannot be read: 'utf-8' codec"):
+        rows_of(tmp_path)
+
+
+NULLS = [
+    {"messages": None, "text": "a", "prompt": None, "response": None},
+    {
+        "messages": [{"role": "user", "content": "a"}],
+        "text": None,
+        "prompt": None,
+        "response": None,
+    },
+    {"messages": None, "text": None, "prompt": None, "response": None},
+    {"messages": None, "text": None, "prompt": "a", "response": "b"},
+]
+
+
+def test_columns_that_are_null_mean_the_same_in_every_kind_of_file(tmp_path):
+    write(tmp_path / "a.jsonl", lines(NULLS))
+    pq.write_table(pa.Table.from_pylist(NULLS), tmp_path / "b.parquet")
+    read = [rows_of(tmp_path / name) for name in ("a.jsonl", "b.parquet")]
+    assert read[0] == read[1] == NULLS
+    kinds = []
+    for row in NULLS:
+        try:
+            kinds.append(type(parse_row(row, has_template=True)))
+        except UnusableRowError as error:
+            kinds.append(error.reason)
+    assert kinds == [Text, Chat, "empty", Chat]
 
 
 @pytest.mark.parametrize("names", [[], ["a.csv"], ["a.jsonl", "b.parquet"]])

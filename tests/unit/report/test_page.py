@@ -322,6 +322,49 @@ def test_a_damaged_file_is_named(name, tmp_path):
         Run.load(folder)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("evaluation.json", {"report": {}}, "has no config"),
+        ("evaluation.json", {"config": EVALUATED_WITH, "report": 5}, "it.report is no object"),
+        ("evaluation.json", {"config": EVALUATED_WITH, "report": SHARED}, "no acceptance_length"),
+        ("export/training.json", {"steps": 3}, "it has no block_acceptance_length"),
+        ("run.json", {"cache": {}, "settings": {}, "num_rows": 9}, "it has no held_out_rows"),
+    ],
+)
+def test_a_file_that_holds_something_else_is_named(name, content, message, tmp_path):
+    folder = finished(tmp_path / "run")
+    write(folder / name, content)
+    with pytest.raises(DataError, match=f"{re.escape(str(folder / name))} is damaged.*{message}"):
+        Run.load(folder)
+
+
+def test_a_report_of_starts_that_holds_something_else_is_as_none(tmp_path):
+    folder = finished(tmp_path / "run")
+    write(folder / "report.json", {"train": 5, "cache": {"address": "c"}})
+    assert "Known once a start of the run has come to its end" in page_of(folder).text
+
+
+@pytest.mark.parametrize(
+    "added",
+    [
+        b"5",
+        b'{"loss": 1}',
+        b'{"step": 9, "loss": null, "tokens": 3}',
+        b'{"step": 9, "loss": "x"}',
+        b'{"step": 9}',
+        b"\xff\xfe",
+        b"[" * 100_000,
+    ],
+)
+def test_a_line_of_metrics_that_holds_something_else_is_named(added, tmp_path):
+    folder = started(tmp_path / "run")
+    with (folder / "metrics.jsonl").open("ab") as file:
+        file.write(added + b"\n")
+    with pytest.raises(DataError, match=r"metrics.jsonl, line 4: .*; remove that line"):
+        Run.load(folder)
+
+
 def test_a_damaged_line_of_metrics_is_named_and_one_that_is_being_written_is_left_out(tmp_path):
     folder = started(tmp_path / "run")
     whole = (folder / "metrics.jsonl").read_text()

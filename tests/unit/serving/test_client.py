@@ -53,6 +53,19 @@ def test_an_answer_that_takes_too_long_is_asked_for_again(server):
     assert len(server.requests) == 2
 
 
+def test_an_answer_that_comes_in_drops_is_given_no_more_time(server):
+    with (
+        connect(server.address, timeout_s=0.5, retries=0) as client,
+        pytest.raises(ServerError, match="the answer takes too long"),
+    ):
+        ask(client, "drip")
+
+
+def test_an_answer_nested_beyond_measure_is_no_json(server):
+    with connect(server.address) as client, pytest.raises(ServerError, match="is no JSON"):
+        ask(client, "deep")
+
+
 def test_an_address_that_is_none_is_refused():
     with pytest.raises(ConfigError, match="--server http://"):
         connect("http://[::1")
