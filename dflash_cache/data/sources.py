@@ -176,10 +176,8 @@ def _parquet(file: Path) -> Iterator[tuple[Any, int]]:
                 for row in batch.to_pylist()
             )
             for number, row in enumerate(rows, start=1):
-                yield (
-                    {name: _without_nulls(each) for name, each in row.items()},
-                    (size * number // num_rows),
-                )
+                plain = {name: _without_nulls(each) for name, each in row.items()}
+                yield plain, size * number // num_rows
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         raise DataError(f"{file} cannot be read: {error}. Write it again") from error
 

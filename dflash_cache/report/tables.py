@@ -162,7 +162,7 @@ def key_figures(run: Run) -> list[tuple[str, str]]:
         ("tokens trained on", f"{last['tokens']:,}"),
         ("loss", f"{first['loss']:.3f} → {last['loss']:.3f}"),
     ]
-    if run.training:
+    if "block_acceptance_length" in run.training:  # an export of another step has none
         held_out = run.training["block_acceptance_length"]
         figures.append(("block acceptance length, held out", f"{held_out:.2f}"))
     if "acceptance_length" in run.evaluation.get("report", {}):

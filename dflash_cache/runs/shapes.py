@@ -19,7 +19,7 @@ OUTCOME = {
     "cache?": {"address": str, **dict.fromkeys(_SIZES, int)},
 }
 RUN = {"cache": dict, "settings": dict, "num_rows": int, "held_out_rows": [int]}
-TRAINING = {"steps": int, "block_acceptance_length": NUMBER, "slot_accuracy?": [NUMBER]}
+TRAINING = {"steps": int, "block_acceptance_length?": NUMBER, "slot_accuracy?": [NUMBER]}
 METRICS = {"step": int}
 LOGGED = {  # a line of metrics that has a loss
     **dict.fromkeys(("loss", "lr", "tokens_per_s", "waiting_share"), NUMBER),

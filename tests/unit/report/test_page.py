@@ -221,6 +221,14 @@ def test_an_evaluation_may_not_know_the_step_or_when_it_was(steps, tmp_path):
     assert "float32 on cpu." in text
 
 
+def test_an_export_of_another_step_in_the_runs_place_has_no_held_out_figure(tmp_path):
+    folder = finished(tmp_path / "run")
+    write(folder / "export/training.json", {"steps": 2})
+    text = page_of(folder).text
+    assert "held out 2.50" not in text
+    assert "length, decoded 3.25" in text
+
+
 def test_an_extraction_that_left_no_stages_is_said_to_be_unknown(tmp_path, whole):
     folder = finished(tmp_path / "run")
     trained = json.loads((folder / "report.json").read_text())["train"]
@@ -328,7 +336,7 @@ def test_a_damaged_file_is_named(name, tmp_path):
         ("evaluation.json", {"report": {}}, "has no config"),
         ("evaluation.json", {"config": EVALUATED_WITH, "report": 5}, "it.report is no object"),
         ("evaluation.json", {"config": EVALUATED_WITH, "report": SHARED}, "no acceptance_length"),
-        ("export/training.json", {"steps": 3}, "it has no block_acceptance_length"),
+        ("export/training.json", {"slot_accuracy": [0.5]}, "it has no steps"),
         ("run.json", {"cache": {}, "settings": {}, "num_rows": 9}, "it has no held_out_rows"),
     ],
 )
