@@ -78,15 +78,17 @@ def options(
     """Options of every command."""
 
 
-def _require_output() -> None:
-    """Refuse at the start what would fail at the end: a report with nowhere to go."""
+def _prepare_output() -> None:
+    """Refuse at the start what would fail at the end, a report with nowhere to go.
+
+    What the terminal's encoding lacks will be written as an escape.
+    """
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
     if sys.stderr is None:
         # Closed by whoever started the command: nothing is to be told there. Its number must be
         # taken, or the next file that is opened gets it, and with it what libraries write there.
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  open to the end of the process
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # what its encoding lacks is written as \u27e6
-            stream.reconfigure(errors="backslashreplace")
     if sys.stdout is None:
         raise ConfigError("standard output is closed; leave out >&-, or give >/dev/null instead")
 
@@ -94,7 +96,7 @@ def _require_output() -> None:
 def main() -> None:
     """Run the command; errors of ours end with their message, not with a trace."""
     try:
-        _require_output()
+        _prepare_output()
         with stop_on_signals():
             app()  # leaves by SystemExit, with 0 or with 2 for a usage error
         code = 0

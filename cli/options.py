@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import typer
 
 from dflash_cache.config import Config
-from dflash_cache.errors import ConfigError
+from dflash_cache.errors import DflashCacheError
 from dflash_cache.settings import (
     build,
     flag_of,
@@ -52,7 +52,8 @@ def with_options(
             given |= {name: _parse_list(name, given[name], hints[name]) for name in given}
             from_file = load_toml(file, config_type, whole) if file else {}
             below = preset(from_file | given) if preset else {}
-            with output.logging(), _noting_the_file(file, from_file.keys() - given.keys()):
+            in_file = {name: value for name, value in from_file.items() if name not in given}
+            with output.logging(), _noting_the_file(file, in_file):
                 config = build(config_type, below, from_file, given)
                 typer.echo(to_toml(config), nl=False) if printed else run(config, output)
 
@@ -70,16 +71,22 @@ def with_options(
 
 
 @contextmanager
-def _noting_the_file(file: Path | None, names: Collection[str]) -> Iterator[None]:
-    """Add to an error which of the settings that it is about, of ``names``, stand in ``file``."""
+def _noting_the_file(file: Path | None, settings: Mapping[str, Any]) -> Iterator[None]:
+    """Add to an error which of the values that it names, of ``settings``, stand in ``file``."""
     try:
         yield
-    except ConfigError as error:
-        said = re.findall(r"--[\w-]+", str(error))
-        named = [key_of(name) for name in sorted(names) if flag_of(name) in said]
+    except DflashCacheError as error:
+        named = [key_of(name) for name in settings if _names(str(error), name, settings[name])]
         if named:
             error.add_note(f"{', '.join(named)}: as set in {file}")
         raise
+
+
+def _names(message: str, name: str, value: Any) -> bool:
+    """Whether ``message`` is about that value, and does not only mention the flag."""
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    given = rf"{flag_of(name)}(:| '?{re.escape(text)})"
+    return bool(re.search(rf"{given}|\b{name}: {re.escape(text)}\b", message))
 
 
 def _output(flags: dict[str, Any]) -> Output:

@@ -8,4 +8,5 @@ METRICS = "metrics.jsonl"
 OUTCOME = "report.json"  # what the last starts came to
 EXPORT = "export"  # the drafter
 TRAINING = "training.json"  # in a drafter's folder: how it was made
+HELD_OUT = ("block_acceptance_length", "slot_accuracy")  # its figures of the held-out rows
 EVALUATION = "evaluation.json"

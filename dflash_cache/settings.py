@@ -6,7 +6,6 @@ A field's flag is its name with dashes. Values come from the defaults, then a TO
 import difflib
 import json
 import math
-import os
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,8 +17,6 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from .errors import ConfigError
 from .sizes import ByteCount
-
-MOST_THREADS = 1024  # of one kind; more are a slip of the pen, and no machine starts them
 
 C = TypeVar("C")
 
@@ -52,21 +49,11 @@ def require_not_negative(config: Any, *names: str) -> None:
             raise ConfigError(f"{flag_of(name)} {value}: must be at least 0, and finite")
 
 
-def require_threads(config: Any, *names: str) -> None:
-    """``ConfigError`` unless they are numbers of threads that a machine can start."""
-    require_positive(config, *names)
+def require_at_most(config: Any, most: int, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
-        if value is not None and value > MOST_THREADS:
-            raise ConfigError(f"{flag_of(name)} {value}: must be at most {MOST_THREADS}")
-
-
-def require_file_place(flag: str, path: Path) -> None:
-    if path.is_dir() or not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
-        raise ConfigError(
-            f"{flag} {path}: it is a folder, or {path.parent} is none that can be written to; "
-            "name another file"
-        )
+        if value is not None and value > most:
+            raise ConfigError(f"{flag_of(name)} {value}: must be at most {most}")
 
 
 def flag_of(name: str) -> str:
@@ -124,7 +111,7 @@ def _require_usable(name: str, value: Any) -> None:
     """``ConfigError`` for what no system takes as a size or a path."""
     for each in value if isinstance(value, list | tuple) else (value,):
         if isinstance(each, int) and abs(each) >= 1 << 63:
-            raise ConfigError(f"{flag_of(name)}: the number is too large; must be below 2**63")
+            raise ConfigError(f"{flag_of(name)}: the number has more than 63 bits")
         if isinstance(each, str | Path) and "\0" in str(each):
             raise ConfigError(f"{flag_of(name)} {str(each)!r}: holds a null character")
 
@@ -183,7 +170,8 @@ def _number_or_word(name: str, value: Any, words: tuple[str, ...]) -> int | str:
     """``value``, which may be written as text, for a hint such as ``int | Literal["auto"]``."""
     if value in words or type(value) is int:
         return value  # type: ignore[no-any-return]
-    if isinstance(value, str) and value.isdecimal() and len(value) < len(str(1 << 63)):
+    if isinstance(value, str) and value.isdecimal() and len(value) <= len(str(1 << 63)):
+        _require_usable(name, int(value))
         return int(value)
     raise ConfigError(f"{flag_of(name)} {value!r}: expected a number or {' | '.join(words)}")
 
@@ -205,10 +193,11 @@ def load_toml(path: Path, config_type: type, whole: type | None = None) -> dict[
         raise ConfigError(f"--config {path} does not exist") from None
     except (OSError, ValueError, RecursionError) as error:  # no UTF-8 and no TOML are ValueErrors
         raise ConfigError(f"--config {path}: {error}") from error
-    settings = {_name_of_key(key): value for key, value in content.items()}
-    if len(settings) < len(content):
-        again = [key for key in content if key != key_of(_name_of_key(key))]
-        raise ConfigError(f"--config {path}: {', '.join(again)} is there twice, with - and with _")
+    settings: dict[str, Any] = {}
+    for key, value in content.items():
+        if (name := _name_of_key(key)) in settings:
+            raise ConfigError(f"--config {path}: {key_of(name)} is there twice, with - and with _")
+        settings[name] = value
     known = {item.name for item, _ in options_of(config_type)}
     of_whole = {item.name for item, _ in options_of(whole)} if whole else set()
     _require_known(settings, sorted(known | of_whole), f"--config {path}: ")

@@ -19,6 +19,7 @@ from .durable import (
     fsync_tree,
     parse_checked_line,
     remove_tree,
+    require_file_place,
     write_atomically,
 )
 from .estimate import estimate_bytes
@@ -87,6 +88,7 @@ __all__ = [
     "rebuild_commits",
     "remove_tree",
     "repair_command",
+    "require_file_place",
     "require_links_lead",
     "require_same_identity",
     "restore_spec",

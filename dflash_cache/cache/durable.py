@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from awscrt import checksums
 
-from dflash_cache.errors import CacheCorruptError
+from dflash_cache.errors import CacheCorruptError, ConfigError
 from dflash_cache.types import Array
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}")
@@ -62,6 +62,16 @@ def remove_temporaries(folder: Path) -> None:
     for path in folder.glob(".*"):
         if _TEMPORARY.fullmatch(path.name):
             path.unlink()
+
+
+def require_file_place(flag: str, path: Path) -> None:
+    """``ConfigError``, which names ``flag``, if no file can be written to ``path``."""
+    if path.is_dir():
+        raise ConfigError(f"{flag} {path} is a folder; name a file in it")
+    if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+        raise ConfigError(
+            f"{flag} {path}: {path.parent} is no folder that can be written to; name another file"
+        )
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -5,13 +5,15 @@ from pathlib import Path
 from typing import Literal
 
 from dflash_cache.errors import ConfigError
-from dflash_cache.settings import option, require_not_negative, require_positive, require_threads
+from dflash_cache.settings import option, require_at_most, require_not_negative, require_positive
 from dflash_cache.sizes import ByteCount
 
 from .compiler import require_compiler_folder
 
 OnBadRow = Literal["fail", "drop"]
 ON_BAD_ROW = "What becomes of rows with ids, masks or lengths that cannot be."
+
+MOST_THREADS = 1024  # each has its buffers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,8 +78,10 @@ class ExtractConfig:
     )
 
     def __post_init__(self) -> None:
-        require_positive(self, "segment_tokens", "limit", "max_seq_len", "max_disk")
-        require_threads(self, "readers", "writers")
+        require_positive(
+            self, "segment_tokens", "readers", "writers", "limit", "max_seq_len", "max_disk",
+        )  # fmt: skip
+        require_at_most(self, MOST_THREADS, "readers", "writers")
         if self.batch_tokens != "auto":
             require_positive(self, "batch_tokens")
         require_not_negative(self, "plan_seed")

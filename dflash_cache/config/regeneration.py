@@ -6,7 +6,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from dflash_cache.errors import ConfigError
-from dflash_cache.settings import option, require_not_negative, require_positive, require_threads
+from dflash_cache.settings import option, require_at_most, require_not_negative, require_positive
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,8 +52,8 @@ class RegenerateConfig:
     )
 
     def __post_init__(self) -> None:
-        require_positive(self, "limit", "top_p", "max_tokens", "timeout")
-        require_threads(self, "concurrency")
+        require_positive(self, "limit", "top_p", "max_tokens", "concurrency", "timeout")
+        require_at_most(self, 10_000, "concurrency")  # a thread and a connection each
         require_not_negative(self, "temperature", "seed", "retries")
         if self.top_p > 1:
             raise ConfigError(f"--top-p {self.top_p}: must be at most 1")

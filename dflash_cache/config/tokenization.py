@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflash_cache.settings import option, require_positive, require_threads
+from dflash_cache.settings import option, require_at_most, require_positive
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,5 +36,5 @@ class TokenizeConfig:
     )
 
     def __post_init__(self) -> None:
-        require_positive(self, "limit", "max_seq_len")
-        require_threads(self, "workers")
+        require_positive(self, "limit", "max_seq_len", "workers")
+        require_at_most(self, 1024, "workers")

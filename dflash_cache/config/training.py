@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Literal
 
 from dflash_cache.errors import ConfigError
-from dflash_cache.settings import option, require_not_negative, require_positive, require_threads
+from dflash_cache.settings import option, require_at_most, require_not_negative, require_positive
 from dflash_cache.sizes import ByteCount
 
 MOST_DRAFT_LAYERS = 8
+MOST_THREADS = 1024  # each has its buffers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,9 +87,9 @@ class TrainConfig:
         require_positive(
             self, "draft_layers", "anchors", "batch_size", "grad_accum", "epochs", "steps", "lr",
             "save_every", "keep", "measure_every", "log_every", "shuffle_segments",
-            "prefetch_bytes", "clip_norm", "gamma", "sliding_window",
+            "prefetch_readers", "prefetch_bytes", "clip_norm", "gamma", "sliding_window",
         )  # fmt: skip
-        require_threads(self, "prefetch_readers")
+        require_at_most(self, MOST_THREADS, "prefetch_readers")
         require_not_negative(self, "seed", "weight_decay")
         if self.out.absolute() == Path(self.cache).absolute():
             raise ConfigError(f"--out {self.out}: the cache is there; name another folder")

@@ -22,9 +22,9 @@ _SPEAKERS = {
     "observation": "tool",
     "function_response": "tool",
 }
-_CHATS, _RESPONSES = ("messages", "conversations"), ("response", "completion")
+CHATS, RESPONSES = ("messages", "conversations"), ("response", "completion")
 # All that is read of a row, here and by ``tokenize`` and ``regenerate``.
-COLUMNS = (*_CHATS, "prompt", *_RESPONSES, "text", "system", "tools", "id", "category")
+COLUMNS = (*CHATS, "prompt", *RESPONSES, "text", "system", "tools", "id", "category")
 # transformers gives templates the first that is there as reasoning_content and as thinking.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
@@ -61,8 +61,8 @@ def parse_row(row: Mapping[str, Any], *, has_template: bool) -> Chat | Text:
     of these columns; ``UnusableRowError`` if what it has holds nothing.
     """
     there = {name: value for name, value in row.items() if value is not None}
-    response = next((name for name in _RESPONSES if name in there), None)
-    if chats := [there[name] for name in _CHATS if name in there]:
+    response = next((name for name in RESPONSES if name in there), None)
+    if chats := [there[name] for name in CHATS if name in there]:
         chat = Chat(_messages(chats[0] or chats[-1]), _tools(there.get("tools")))
         if there.get("system"):
             chat.messages.insert(0, {"role": "system", "content": there["system"]})
@@ -71,9 +71,7 @@ def parse_row(row: Mapping[str, Any], *, has_template: bool) -> Chat | Text:
         return _pair(there["prompt"], there[response], _tools(there.get("tools")), has_template)
     if "text" in there:
         return Text("", _filled("text", there["text"]))
-    if any(name in row for name in (*_CHATS, "text")) or (
-        "prompt" in row and any(name in row for name in _RESPONSES)
-    ):
+    if row.keys() & {*CHATS, "text"} or ("prompt" in row and row.keys() & {*RESPONSES}):
         raise UnusableRowError("empty", "what it is made of is null")
     raise DataError(
         f"it has {', '.join(map(str, row)) or 'no columns'}; expected messages, conversations, "

@@ -6,10 +6,8 @@ from typing import Any
 
 from dflash_cache.errors import DataError
 
-from .chats import Chat, Message, UnusableRowError, parse_row
+from .chats import CHATS, RESPONSES, Chat, Message, UnusableRowError, parse_row
 
-_CHAT_COLUMNS = ("messages", "conversations")
-_OLD_ANSWERS = ("response", "completion")  # beside a prompt
 # What chat templates know of a message; other fields, such as times and addresses, stay behind.
 _KEPT_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
 _KEPT_COLUMNS = ("id", "category")
@@ -46,13 +44,13 @@ def parse_conversation(row: Mapping[str, Any], *, last_turn_only: bool = False) 
 
 
 def _chat(row: Mapping[str, Any]) -> Chat:
-    if "prompt" in row and all(row.get(name) is None for name in _CHAT_COLUMNS):
+    if "prompt" in row and all(row.get(name) is None for name in CHATS):
         prompt = row["prompt"]
         if not isinstance(prompt, str | list | None):
             raise DataError(f"prompt is {prompt!r}, expected text or messages")
         said = prompt or []
         alone = [{"role": "user", "content": said}] if isinstance(said, str) else said
-        others = {name: value for name, value in row.items() if name not in _OLD_ANSWERS}
+        others = {name: value for name, value in row.items() if name not in RESPONSES}
         row = {**others, "messages": alone}
     chat = parse_row(row, has_template=True)
     if not isinstance(chat, Chat):

@@ -168,8 +168,9 @@ def _parquet(file: Path) -> Iterator[tuple[Any, int]]:
     try:
         with pq.ParquetFile(file) as table:
             num_rows = table.metadata.num_rows
-            # Others may hold what Python has no value for; nobody asks for them.
-            columns = [name for name in table.schema_arrow.names if name in COLUMNS] or None
+            names = table.schema_arrow.names
+            # Others may hold what Python has no value for. Of those the names are enough.
+            columns = [name for name in names if name in COLUMNS]
             rows = (
                 row
                 for batch in table.iter_batches(batch_size=_PARQUET_ROWS, columns=columns)
@@ -177,7 +178,7 @@ def _parquet(file: Path) -> Iterator[tuple[Any, int]]:
             )
             for number, row in enumerate(rows, start=1):
                 plain = {name: _without_nulls(each) for name, each in row.items()}
-                yield plain, size * number // num_rows
+                yield dict.fromkeys(names) | plain, size * number // num_rows
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         raise DataError(f"{file} cannot be read: {error}. Write it again") from error
 

@@ -97,7 +97,6 @@ class RowTokenizer:
         truncated: list[bool] = []
         for number, row in enumerate(batch.rows, start=batch.first_row):
             try:
-                category = _category(row)
                 ids, mask = self._tokens(row)
                 cut = self._settings.max_seq_len or len(ids)
                 _require_loss(mask[:cut])
@@ -108,7 +107,7 @@ class RowTokenizer:
             else:
                 sequences.append((ids[:cut], mask[:cut]))
                 truncated.append(len(ids) > cut)
-                categories.append(category)
+                categories.append(_category(row))
         return TokenBatch(
             num_rows=len(batch.rows),
             bytes_read=batch.bytes_read,
@@ -154,7 +153,10 @@ class RowTokenizer:
 
         A template writes its own special tokens; else the tokenizer adds its own.
         """
-        _require_characters(text)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise UnusableRowError("not_text", f"half a character: {error}") from error
         encoding = self._tokenizer.encode(text, add_special_tokens=special_tokens)
         offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         starts, stops = offsets[:, 0], offsets[:, 1]
@@ -168,18 +170,11 @@ class RowTokenizer:
 
 
 def _category(row: Row) -> str | None:
+    """Half a character, which Arrow has no bytes for, becomes its escape."""
     category = row.get("category")
     if not isinstance(category, str):
         return None
-    _require_characters(category)
-    return category
-
-
-def _require_characters(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise UnusableRowError("not_text", f"half a character: {error}") from error
+    return category.encode("utf-8", "backslashreplace").decode()
 
 
 def _require_loss(mask: Mask) -> None:

@@ -41,7 +41,9 @@ def export_drafter(
     earlier export whole. ``DataError`` if ``folder`` holds anything else.
     """
     ours = {WEIGHTS, CONFIG, TRAINING, CARD}
-    foreign = {path.name for path in folder.iterdir()} - ours if folder.exists() else set()
+    there = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    cut_short = tuple(f".{name}." for name in ours)  # of a process that was killed as it wrote
+    foreign = {name for name in there - ours if not name.startswith(cut_short)}
     if foreign:
         raise DataError(f"{folder} holds other things ({', '.join(sorted(foreign))}); move them")
     fresh = folder.with_name(f".{folder.name}-writing")
@@ -55,25 +57,27 @@ def export_drafter(
     }
     save_file(weights, fresh / WEIGHTS, metadata={"format": "pt"})
     content = _config_json(config, training, layout, dtype)
-    _replace(fresh / CONFIG, _as_json(content))
-    describe_drafter(fresh, training, name=folder.name)
+    (fresh / CONFIG).write_text(_as_json(content), encoding="utf-8")
+    for name, text in described(fresh, training, folder.name).items():
+        (fresh / name).write_text(text, encoding="utf-8")
     check_export(fresh, config)
     if folder.exists():
         shutil.rmtree(folder)
     fresh.rename(folder)
 
 
-def describe_drafter(folder: Path, training: Mapping[str, Any], *, name: str) -> None:
-    """Write what ``training`` says beside the drafter in ``folder``, for programs and as a card.
+def described(folder: Path, training: Mapping[str, Any], name: str) -> dict[str, str]:
+    """Texts beside the drafter in ``folder``, by file: ``training`` for programs, and as a card.
 
-    ``name`` is that of the folder as others have it. What was said before is replaced.
+    ``name`` is that of the folder as others have it.
     """
     content = load_json(folder)
     layout = "speculators" if is_speculators(content) else "transformers"
     config = DrafterConfig.load(folder)
-    card = model_card(config, training, layout=layout, dtype=content["dtype"], name=name)
-    _replace(folder / TRAINING, _as_json(training))
-    _replace(folder / CARD, card)
+    card = model_card(
+        config, training, layout=layout, dtype=content.get("dtype", "bfloat16"), name=name
+    )
+    return {TRAINING: _as_json(training), CARD: card}
 
 
 def _config_json(
@@ -171,10 +175,3 @@ def load_training(folder: Path) -> dict[str, Any]:
 
 def _as_json(content: Mapping[str, Any]) -> str:
     return json.dumps(content, indent=1) + "\n"
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write ``path`` whole: whoever reads it has the old text or the new one."""
-    fresh = path.with_name(f".{path.name}-writing")
-    fresh.write_text(text, encoding="utf-8")
-    fresh.replace(path)

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from dflash_cache.cache import write_atomically
+from dflash_cache.cache import require_file_place, write_atomically
 from dflash_cache.config import ReportConfig
 from dflash_cache.errors import ConfigError
 from dflash_cache.model_names import shown_model
-from dflash_cache.settings import require_file_place
 
 from .run import Run
 

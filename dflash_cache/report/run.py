@@ -12,13 +12,22 @@ import numpy.typing as npt
 from dflash_cache.cache import CacheSpec
 from dflash_cache.errors import ConfigError, DataError
 from dflash_cache.run_files import EXPORT, METRICS, RUN, SETTINGS, TRAINING
-from dflash_cache.runs import shapes
 from dflash_cache.runs.evaluated import load_evaluation
 from dflash_cache.runs.outcome import load_outcome
-from dflash_cache.runs.record import require_run_record
+from dflash_cache.runs.shapes import NUMBER, misfit
 
 Record = dict[str, Any]
-NO_SHAPE: Mapping[str, Any] = {}  # any object
+_RUN = {"cache": dict, "settings": dict, "num_rows": int, "held_out_rows": [int]}
+_TRAINING = {"steps": int, "block_acceptance_length?": NUMBER, "slot_accuracy?": [NUMBER]}
+_LOGGED = {
+    "step": int,
+    "loss": NUMBER,
+    "tokens": int,
+    "block_acceptance_length": NUMBER,
+    "slot_accuracy": [NUMBER],
+    **dict.fromkeys(("lr?", "tokens_per_s?", "waiting_share?"), NUMBER),
+}
+_MEASURED = {"step": int, "held_out_block_acceptance_length": NUMBER}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,16 +51,14 @@ class Run:
                 f"{folder} is no run: it has no {RUN}. Make one with: "
                 f"dflash-cache train --cache C --out {folder}"
             )
-        record = _read(folder / RUN)
-        require_run_record(folder / RUN, record)
-        record = _read(folder / RUN, shapes.RUN)
+        record = _read(folder / RUN, _RUN)
         return cls(
             folder=folder,
             record=record,
             spec=CacheSpec.from_dict(record["cache"]),
             settings=_read(folder / SETTINGS),
             metrics=_lines(folder / METRICS),
-            training=_read(folder / EXPORT / TRAINING, shapes.TRAINING),
+            training=_read(folder / EXPORT / TRAINING, _TRAINING),
             outcome=load_outcome(folder),
             evaluation=load_evaluation(folder),
         )
@@ -63,14 +70,14 @@ class Run:
         return steps, np.array([line[name] for line in lines], np.float64)
 
 
-def _read(path: Path, shape: Mapping[str, Any] = NO_SHAPE) -> Record:
+def _read(path: Path, shape: Mapping[str, Any] | None = None) -> Record:
     try:
         content: Record = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is damaged ({error}); restore it from a copy") from error
-    if fault := shapes.misfit(content, shape):
+    if fault := misfit(content, shape or {}):
         raise DataError(f"{path} is damaged: {fault}; restore it from a copy")
     return content
 
@@ -94,6 +101,5 @@ def _lines(path: Path) -> list[Record]:
 
 def _fault_of_line(figures: Any) -> str | None:
     """Of ``metrics.jsonl``: a line of a step, or of held-out rows."""
-    if fault := shapes.misfit(figures, shapes.METRICS):
-        return fault
-    return shapes.misfit(figures, shapes.LOGGED if "loss" in figures else shapes.MEASURED)
+    is_logged = isinstance(figures, dict) and "loss" in figures
+    return misfit(figures, _LOGGED if is_logged else _MEASURED)

@@ -143,11 +143,9 @@ def _setting(value: Any) -> str:
         return "not set"
     if isinstance(value, list):
         return ", ".join(map(str, value))
-    return (
-        {True: "on", False: "off"}[value]
-        if isinstance(value, bool)
-        else f"{value}".removesuffix(".0")
-    )
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def key_figures(run: Run) -> list[tuple[str, str]]:

@@ -6,16 +6,49 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dflash_cache.cache import write_atomically
+from dflash_cache.cache import require_file_place, write_atomically
 from dflash_cache.config import EvaluateConfig
-from dflash_cache.drafter.export import describe_drafter
+from dflash_cache.drafter.export import described, load_training
 from dflash_cache.errors import ConfigError, DataError
 from dflash_cache.run_files import EVALUATION, RUN
-from dflash_cache.settings import require_file_place, to_json
+from dflash_cache.settings import to_json
 
-from . import shapes
 from .prompts import DrafterFolder
+from .shapes import ANY, NUMBER, OrNull, misfit
 
+_PIECE = {"id": int, "text?": str, "bytes?": str}
+_BLOCK = {"drafts": [_PIECE], "accepted": int, "target_token": OrNull(_PIECE)}
+_DRAFTER = {
+    "acceptance_length": NUMBER,
+    "speedup": NUMBER,
+    "lossless": OrNull(NUMBER),
+    "tokens?": int,
+    "steps?": OrNull(int),
+    "mismatches?": [{"prompt": int, "position": int, "gap": NUMBER}],
+    "by_category?": {ANY: {"acceptance_length": NUMBER, "prompts": int, "tokens": int}},
+    "untrained?": {"acceptance_length": NUMBER},
+    "examples?": [
+        {
+            "prompt": int,
+            "category?": str,
+            "prompt_end": [_PIECE],
+            "first_token": _PIECE,
+            "blocks": [_BLOCK],
+            "num_blocks": int,
+        }
+    ],
+}
+_EVALUATION = {
+    "config": {"drafter": [str], "new_tokens": int, "dtype": str, "device": str},
+    "measured?": str,
+    "report": {
+        "prompts": int,
+        "held_out": bool,
+        "temperature": NUMBER,
+        "prompt_lookup": {"acceptance_length": NUMBER, "speedup": NUMBER},
+        "drafters?": {ANY: _DRAFTER},
+    },
+}
 # These go with the drafter: no text of the data, and no paths.
 FIGURES = (
     "acceptance_length", "lossless", "speedup", "tokens", "prompts", "held_out", "temperature",
@@ -25,13 +58,12 @@ FIGURES = (
 
 def evaluation_file(config: EvaluateConfig) -> Path | None:
     """Where the report is kept: as told, else in the run folder of the only drafter."""
-    out = config.out or _file_of_run(config.drafter)
-    if out is None:
-        return None
-    if out.is_file() and _fault(_content(out)):
-        raise ConfigError(f"--out {out} exists and is no evaluation; name another file")
-    require_file_place("--out", out)
-    return out
+    if config.out is None:
+        return _file_of_run(config.drafter)
+    if config.out.is_file() and _fault(_content(config.out)):
+        raise ConfigError(f"--out {config.out} exists and is no evaluation; name another file")
+    require_file_place("--out", config.out)
+    return config.out
 
 
 def keep_evaluation(
@@ -41,9 +73,14 @@ def keep_evaluation(
     measured = datetime.now(UTC).isoformat(timespec="seconds")
     saved = {"config": json.loads(to_json(config)), "measured": measured, "report": report}
     write_atomically(out, (json.dumps(saved, indent=1) + "\n").encode())
-    if out == _file_of_run(config.drafter) and drafter.training:
+    own = _file_of_run(config.drafter)
+    if own is None or own.absolute() != out.absolute():
+        return
+    # Meanwhile another drafter may have taken its place, which these figures are not of.
+    if drafter.training and load_training(drafter.folder) == drafter.training:
         training = {**drafter.training, "evaluation": _figures(report)}
-        describe_drafter(drafter.folder, training, name=drafter.folder.name)
+        for name, text in described(drafter.folder, training, drafter.folder.name).items():
+            write_atomically(drafter.folder / name, text.encode())
 
 
 def load_evaluation(run: Path) -> dict[str, Any]:
@@ -84,7 +121,7 @@ def _content(path: Path) -> Any:
 
 def _fault(saved: Any) -> str | None:
     """What of ``saved`` is not as an evaluation has it."""
-    fault = shapes.misfit(saved, shapes.EVALUATION)
+    fault = misfit(saved, _EVALUATION)
     if fault is None and not saved["report"].get("drafters"):
-        fault = shapes.misfit(saved["report"], shapes.DRAFTER, "it.report")
+        fault = misfit(saved["report"], _DRAFTER, "it.report")
     return fault

@@ -10,7 +10,7 @@ from dflash_cache.drafter.config import DrafterConfig
 from dflash_cache.drafter.export import export_drafter, load_training
 from dflash_cache.drafter.model import DFlashDrafter
 from dflash_cache.errors import ConfigError, DataError
-from dflash_cache.run_files import EXPORT, METRICS, RUN
+from dflash_cache.run_files import EXPORT, HELD_OUT, METRICS, RUN
 from dflash_cache.train import CHECKPOINTS, TrainingState, load_checkpoint
 
 from .evaluated import evaluated_figures
@@ -60,8 +60,7 @@ def _figures(run: Path, state: TrainingState) -> dict[str, Any]:
     if "held_out_content" in finished:  # the same rows at every step
         figures["held_out_content"] = finished["held_out_content"]
     if finished.get("steps") == state.step:
-        for name in ("block_acceptance_length", "slot_accuracy"):
-            figures[name] = finished[name]
+        figures |= {name: finished[name] for name in HELD_OUT if name in finished}
     if (evaluated := evaluated_figures(run, state.step)) is not None:
         figures["evaluation"] = evaluated
     if (batch := _logged(run / METRICS, state.step)) is not None:
@@ -78,6 +77,6 @@ def _logged(path: Path, step: int) -> Mapping[str, Any] | None:
             figures = json.loads(line)
         except ValueError:
             continue  # the last line of a run that was killed while it wrote
-        if figures.get("step") == step:
+        if figures.get("step") == step and "loss" in figures:  # else it is of held-out rows
             return {name: figures[name] for name in ("loss", "block_acceptance_length")}
     return None

@@ -8,7 +8,15 @@ from typing import Any
 from dflash_cache.cache import Cache, write_atomically
 from dflash_cache.run_files import OUTCOME
 
-from . import shapes
+from .shapes import ANY, NUMBER, misfit
+
+_STAGES = {ANY: {f"{state}_s": NUMBER for state in ("busy", "starved", "blocked")}}
+_SIZES = ("segments", "num_sequences", "num_tokens", "bytes_raw", "bytes_stored")
+_SHAPES: dict[str, Any] = {
+    "extract": {"stages": _STAGES},
+    "train": {"stages": _STAGES, "waiting_share": NUMBER, "wall_s": NUMBER},
+    "cache": {"address": str, **dict.fromkeys(_SIZES, int)},
+}
 
 
 def keep_outcome(run: Path, phases: Mapping[str, Any], cache: Cache | None = None) -> None:
@@ -25,13 +33,18 @@ def keep_outcome(run: Path, phases: Mapping[str, Any], cache: Cache | None = Non
 
 
 def load_outcome(run: Path) -> dict[str, Any]:
-    """Reports by phase, and the cache's figures; empty before a start came to its end."""
+    """Reports by phase, and the cache's figures; empty before a start came to its end.
+
+    What is cut or altered is left out: the next end writes it again.
+    """
     try:
         kept: Any = json.loads((run / OUTCOME).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError, RecursionError):
         return {}
-    # What is cut or altered is written again at the next end.
-    return {} if shapes.misfit(kept, shapes.OUTCOME) else kept
+    if not isinstance(kept, dict):
+        return {}
+    whole = [name for name in _SHAPES if name in kept and not misfit(kept[name], _SHAPES[name])]
+    return {name: kept[name] for name in whole}
 
 
 def _figures(cache: Cache) -> dict[str, Any]:

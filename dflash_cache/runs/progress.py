@@ -52,7 +52,8 @@ def segment_progress(phase: Phase, on_progress: OnProgress) -> Callable[[int, in
     """Tell of a phase that goes through segments: how many are done, and of how many."""
 
     def tell(done: int, total: int) -> None:
-        on_progress(Progress(phase=phase, done=done, total=total, unit="segments"))
+        over = done == total
+        on_progress(Progress(phase=phase, done=done, total=total, unit="segments", over=over))
 
     return tell
 

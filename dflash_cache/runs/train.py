@@ -15,7 +15,7 @@ from dflash_cache.config import TrainConfig
 from dflash_cache.drafter.export import CONFIG, WEIGHTS, export_drafter, load_training
 from dflash_cache.drafter.loss import BlockAccuracy
 from dflash_cache.pipeline import Pipeline, StageStatistics
-from dflash_cache.run_files import EXPORT
+from dflash_cache.run_files import EXPORT, HELD_OUT
 from dflash_cache.train import (
     ALONE,
     CHECKPOINTS,
@@ -47,8 +47,6 @@ from .record import claim_run, identity_of, require_same_run
 from .start import starting_drafter
 from .training_progress import TrainingProgress
 from .waiting import TRAINING_STAGES, waiting
-
-HELD_OUT = ("block_acceptance_length", "slot_accuracy")
 
 Found = tuple[Path, TrainingState]
 
@@ -256,6 +254,6 @@ def _exported_figures(folder: Path, step: int) -> dict[str, Any]:
     except ValueError:  # cut or altered: it is written again
         return {}
     whole = all((folder / name).is_file() for name in (WEIGHTS, CONFIG))
-    if not whole or training.get("steps") != step:
+    if not whole or training.get("steps") != step or not training.keys() >= {*HELD_OUT}:
         return {}
     return {name: training[name] for name in HELD_OUT}

@@ -70,14 +70,10 @@ def _repair(config: VerifyConfig, storage: Storage, on_progress: OnProgress) -> 
     with storage.lock():
         restores = ((SPEC, restore_spec), (storage.commits.name, rebuild_commits))
         for name, restore in restores:
-            faults = verify_cache(
-                storage, alone=True, on_segment=segment_progress("verify", on_progress)
-            )
+            faults = _check(storage, on_progress, alone=True)
             if any(fault.path == storage.place(name) for fault in faults):
                 restore(storage)
-        faults = verify_cache(
-            storage, alone=True, on_segment=segment_progress("verify", on_progress)
-        )
+        faults = _check(storage, on_progress, alone=True)
         cache = Cache.open(storage)
         damaged = {fault.segment for fault in faults if fault.segment is not None}
         require_links_lead(cache, damaged)

@@ -103,7 +103,7 @@ class Client:
         return ServerError(message)
 
     def _request(self, method: str, path: str, content: bytes | None) -> httpx2.Response:
-        """The response, whole; ``ReadTimeout`` if its body takes longer than the time given."""
+        """The response, whole; ``ReadTimeout`` if more of it still comes after the time given."""
         end_s = time.monotonic() + self._timeout_s
         with self._http.stream(
             method,
@@ -112,11 +112,11 @@ class Client:
             headers={"Content-Type": "application/json"},
             extensions={"trace": self._connections.trace},
         ) as response:
-            parts = []
+            parts: list[bytes] = []
             for part in response.iter_bytes():
-                parts.append(part)
-                if time.monotonic() > end_s:
+                if parts and time.monotonic() > end_s:
                     raise httpx2.ReadTimeout("the answer takes too long", request=response.request)
+                parts.append(part)
         headers = {name: response.headers[name] for name in _HEADERS if name in response.headers}
         return httpx2.Response(response.status_code, headers=headers, content=b"".join(parts))
 
@@ -152,7 +152,7 @@ def _message(response: httpx2.Response) -> str:
     """The reason in the body, in the forms that servers give it."""
     try:
         body = response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         return response.text.strip()[:500]
     error = body.get("error", body) if isinstance(body, dict) else body
     message = error.get("message", error.get("detail")) if isinstance(error, dict) else error

@@ -200,7 +200,7 @@ def test_the_report_is_saved_with_its_resolved_settings(export, tmp_path):
     assert saved["config"]["drafter"] == [str(export)]
     report = evaluate(config(export, prompts=1, new_tokens=3, out=tmp_path / "file.json"))
     assert json.loads((tmp_path / "file.json").read_text())["report"] == report
-    with pytest.raises(ConfigError, match=r"is none that can be written to"):
+    with pytest.raises(ConfigError, match=r"is no folder that can be written to"):
         evaluate(config(export, out=tmp_path / "absent" / "file.json"))
 
 

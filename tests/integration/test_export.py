@@ -15,6 +15,7 @@ from dflash_cache.cli.main import app
 from dflash_cache.config import BothConfig, EvaluateConfig, ExportConfig
 from dflash_cache.drafter.export import load_drafter, load_training
 from dflash_cache.errors import CacheMismatchError, ConfigError, DataError
+from dflash_cache.runs import evaluate as evaluate_run
 from dflash_cache.runs.both import both
 from dflash_cache.runs.evaluate import evaluate
 from dflash_cache.runs.export import export
@@ -108,6 +109,48 @@ def test_an_evaluation_of_another_step_is_not_taken_for_the_newest(trained, tmp_
     load_drafter(earlier)
     export(export_config(tmp_path, tmp_path / "out"))
     assert "evaluation" not in load_training(tmp_path / "out")
+
+
+def test_figures_of_a_drafter_that_was_replaced_meanwhile_go_to_none(
+    trained, tmp_path, monkeypatch
+):
+    shutil.copytree(trained / "run", tmp_path / "run")
+    export(export_config(tmp_path, tmp_path / "run" / "export", step=2))
+    measure = evaluate_run._measure
+
+    def replacing(*arguments):
+        report = measure(*arguments)
+        export(export_config(tmp_path, tmp_path / "run" / "export", step=4))
+        return report
+
+    monkeypatch.setattr(evaluate_run, "_measure", replacing)
+    drafter = (tmp_path / "run" / "export",)
+    evaluate(
+        EvaluateConfig(
+            target=str(demo.TARGET), drafter=drafter, data=demo.DATA, prompts=1, new_tokens=4
+        )
+    )
+    training = load_training(drafter[0])
+    assert training["steps"] == 4
+    assert "evaluation" not in training
+
+
+def test_what_a_killed_writer_left_in_an_export_is_no_other_thing(trained, tmp_path):
+    export(export_config(trained, tmp_path / "out"))
+    (tmp_path / "out" / f".README.md.{'0' * 32}").write_text("cut sho")
+    export(export_config(trained, tmp_path / "out"))
+    assert not list((tmp_path / "out").glob(".*"))
+
+
+def test_a_step_that_was_measured_and_not_logged_is_exported_without_its_batch(trained, tmp_path):
+    shutil.copytree(trained / "run", tmp_path / "run")
+    lines = metrics(trained / "run")
+    kept = [line for line in lines if line["step"] != 2]
+    kept.append({"step": 2, "held_out_block_acceptance_length": 1.5})
+    text = "".join(json.dumps(line) + "\n" for line in kept)
+    (tmp_path / "run" / "metrics.jsonl").write_text(text)
+    export(export_config(tmp_path, tmp_path / "out", step=2))
+    assert "training_batch" not in load_training(tmp_path / "out")
 
 
 @pytest.mark.parametrize(

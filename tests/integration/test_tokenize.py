@@ -130,11 +130,10 @@ def test_a_limit_is_of_rows_and_categories_are_kept(config):
     assert datasets.load_from_disk(config.out)["category"][:] == ["math", None]
 
 
-def test_half_a_character_in_a_category_leaves_its_row_out(config):
-    save_chats(config.chats, [chat(1, category="\ud800"), chat(2, category="a")])
-    report = tokenize(config)
-    assert report["dropped"] == {"not_text": 1}
-    assert datasets.load_from_disk(config.out)["category"][:] == ["a"]
+def test_half_a_character_in_a_category_becomes_its_escape(config):
+    save_chats(config.chats, [chat(1, category="a\ud800"), chat(2, category="b")])
+    assert tokenize(config)["dropped"] == {}
+    assert datasets.load_from_disk(config.out)["category"][:] == ["a\\ud800", "b"]
 
 
 @pytest.mark.parametrize("record", ["{}", "[]", '{"report": {}, "settings": 5}', "{"])

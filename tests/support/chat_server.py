@@ -129,6 +129,9 @@ class Handler(BaseHTTPRequestHandler):
             self.complete(body, body["messages"][-1]["content"])
 
     def complete(self, body: dict, prompt: str) -> None:
+        if "deep" in prompt:
+            self.send(400 if prompt.startswith("refuse") else 200, b"[" * 100_000)
+            return
         if prompt.startswith("refuse"):
             self.refuse(400, "maximum context length is 16 tokens")
             return
@@ -136,9 +139,6 @@ class Handler(BaseHTTPRequestHandler):
         self.asked[prompt] += 1
         if prompt.startswith("busy") and times < 2:
             self.refuse((429, 503)[times], "too many")
-            return
-        if prompt.startswith("deep"):
-            self.send(200, b"[" * 100_000)
             return
         if prompt.startswith("drip"):
             self.drip()

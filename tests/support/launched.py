@@ -3,14 +3,18 @@
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 from dflash_cache import demo
 from dflash_cache.pipeline import descendants, ending
+
+from .ports import free_port
 
 PATIENCE_S = 180.0
 RANKS = 2  # in all, whatever the line says
@@ -19,10 +23,37 @@ NODES = re.compile(r"--nnodes (\d+)")
 RAY_ENVIRONMENT = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+class Processes:
+    """Of one command line; ``stop`` ends them, and what they started."""
+
+    def __init__(self, lines: Sequence[Sequence[str]], environment: dict[str, str]) -> None:
+        self._said: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115  as long as they live
+        self._started = [
+            subprocess.Popen(
+                words, env=os.environ | environment, stdout=self._said, stderr=self._said
+            )
+            for words in lines
+        ]
+
+    def require_success(self) -> None:
+        """Wait for their end."""
+        try:
+            codes = [process.wait(PATIENCE_S) for process in self._started]
+            assert not any(codes), self.said
+        finally:
+            self.stop()
+
+    @property
+    def said(self) -> str:
+        self._said.seek(0)
+        return self._said.read()
+
+    def stop(self) -> None:
+        pids = {process.pid for process in self._started}
+        with ending(pids.union(*map(descendants, pids))):
+            pass
+        for process in self._started:
+            process.wait()
 
 
 def run_torchrun(line: str) -> None:
@@ -31,10 +62,7 @@ def run_torchrun(line: str) -> None:
     line = re.sub(r"--nproc-per-node \d+", f"--nproc-per-node {RANKS // nodes}", line)
     line = re.sub(r"node-0:\d+", f"127.0.0.1:{free_port()}", line)
     words = [sys.executable, "-m", "torch.distributed.run", *shlex.split(line)[1:]]
-    started = [_start(words) for _ in range(nodes)]
-    for process in started:
-        _, errors = process.communicate(timeout=PATIENCE_S)
-        assert process.returncode == 0, f"{line}: {errors}"
+    Processes([words] * nodes, {}).require_success()
 
 
 class RayCluster:
@@ -43,37 +71,27 @@ class RayCluster:
     def __init__(self) -> None:
         port = free_port()
         self._environment = RAY_ENVIRONMENT | {"RAY_ADDRESS": f"127.0.0.1:{port}"}
-        program = Path(sys.executable).with_name("ray")
+        self._program = str(Path(sys.executable).with_name("ray"))
         words = ["start", "--head", f"--port={port}", "--num-cpus=4", "--block"]
         words += ["--include-dashboard=false", f"--object-store-memory={100 << 20}"]
-        self._head = _start([str(program), *words], self._environment, output=subprocess.DEVNULL)
+        self._head = Processes([[self._program, *words]], self._environment)
         deadline = time.monotonic() + PATIENCE_S
-        while not _answers(port):
-            assert self._head.poll() is None, "the cluster ended"
-            assert time.monotonic() < deadline, "the cluster did not start"
-            time.sleep(0.1)
+        while not self._is_up():
+            if time.monotonic() > deadline:
+                self.stop()
+                raise TimeoutError(f"the cluster did not start: {self._head.said}")
+
+    def _is_up(self) -> bool:
+        asked = subprocess.run(
+            [self._program, "status"],
+            env=os.environ | self._environment, capture_output=True, check=False,
+        )  # fmt: skip
+        return asked.returncode == 0
 
     def run(self, command: str) -> None:
         arguments = shlex.split(command.replace("TARGET", str(demo.TARGET)))
         words = [sys.executable, "-m", "dflash_cache.cli", *arguments]
-        process = _start(words, self._environment)
-        _, errors = process.communicate(timeout=PATIENCE_S)
-        assert process.returncode == 0, f"dflash-cache {command}: {errors}"
+        Processes([words], self._environment).require_success()
 
     def stop(self) -> None:
-        with ending({self._head.pid, *descendants(self._head.pid)}):
-            pass
-        self._head.wait()
-
-
-def _start(
-    words: list[str], environment: dict[str, str] | None = None, output: int = subprocess.PIPE
-) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        words, env=os.environ | (environment or {}), stdout=output, stderr=output, text=True
-    )
-
-
-def _answers(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+        self._head.stop()

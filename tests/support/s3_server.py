@@ -5,13 +5,14 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+
+from .ports import free_port
 
 KEY = {"accessKey": "key", "secretKey": "secret-of-the-tests"}
 START_S = 60.0
@@ -23,7 +24,7 @@ class S3Server:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self._ports = [_free_port() for _ in range(4)]
+        self._ports = [free_port() for _ in range(4)]
         self._process: subprocess.Popen[bytes] | None = None
         rights = {"name": "tests", "credentials": [KEY], "actions": ["Admin"]}
         (folder / "s3.json").write_text(json.dumps({"identities": [rights]}))
@@ -45,9 +46,9 @@ class S3Server:
         master, volume, filer, s3 = self._ports
         options = {
             "dir": self._folder, "ip": "127.0.0.1", "ip.bind": "127.0.0.1",
-            "master.port": master, "master.port.grpc": _free_port(), "volume.port": volume,
-            "volume.port.grpc": _free_port(), "filer.port": filer,
-            "filer.port.grpc": _free_port(), "s3.port": s3, "s3.port.grpc": _free_port(),
+            "master.port": master, "master.port.grpc": free_port(), "volume.port": volume,
+            "volume.port.grpc": free_port(), "filer.port": filer,
+            "filer.port.grpc": free_port(), "s3.port": s3, "s3.port.grpc": free_port(),
             "s3.config": self._folder / "s3.json", "volume.max": 50,
             "master.volumeSizeLimitMB": 64,
             "master.electionTimeout": "1s",
@@ -77,13 +78,6 @@ class S3Server:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()
             self._process = None
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def use(server: S3Server) -> None:

@@ -7,7 +7,7 @@ import typer
 from typer.testing import CliRunner
 
 from dflash_cache.cli.main import app as real_app
-from dflash_cache.cli.options import with_options
+from dflash_cache.cli.options import _noting_the_file, with_options
 from dflash_cache.cli.output import Output
 from dflash_cache.config import (
     BothConfig,
@@ -16,7 +16,7 @@ from dflash_cache.config import (
     ExtractConfig,
     TrainConfig,
 )
-from dflash_cache.errors import ConfigError
+from dflash_cache.errors import CacheMismatchError, ConfigError
 from dflash_cache.settings import flag_of, options_of
 
 COMMANDS = {
@@ -260,6 +260,25 @@ def test_an_error_of_the_run_names_the_file_too(toml):
     arguments = ["--target", "t", "--cache", "c", *map(str, file)]
     error = CliRunner().invoke(app, arguments).exception
     assert error.__notes__ == [f"data: as set in {file[1]}"]
+
+
+@pytest.mark.parametrize(
+    ("message", "noted"),
+    [
+        ("--lr 0.5: must be less", "lr"),
+        ("--lr: the number has more than 63 bits", "lr"),
+        ("these settings are not those that made:\n  lr: 0.5, expected 0.25", "lr"),
+        ("--target-layers 1,9: no such layer", "target-layers"),
+        ("start anew with another --out", None),
+        ("with --overlap training needs memory", None),
+    ],
+)
+def test_the_file_is_named_for_values_that_an_error_is_about(message, noted):
+    settings = {"lr": 0.5, "out": "o", "overlap": True, "target_layers": [1, 9]}
+    error = CacheMismatchError(message)
+    with pytest.raises(CacheMismatchError), _noting_the_file(Path("a.toml"), settings):
+        raise error
+    assert getattr(error, "__notes__", None) == (noted and [f"{noted}: as set in a.toml"])
 
 
 def test_printed_settings_say_what_stands_for_those_that_are_not_set(toml):

@@ -111,7 +111,11 @@ def test_an_empty_array_has_no_rows(tmp_path):
 def test_of_parquet_only_columns_of_chats_are_read(tmp_path):
     beyond = pa.array([2**61], pa.timestamp("us"))  # no date of Python's
     pq.write_table(pa.table({"text": ["a"], "when": beyond}), tmp_path / "a.parquet")
-    assert rows_of(tmp_path) == [{"text": "a"}]
+    assert rows_of(tmp_path) == [{"text": "a", "when": None}]
+    pq.write_table(pa.table({"when": beyond, "answer": ["a"]}), tmp_path / "a.parquet")
+    (row,) = rows_of(tmp_path)
+    with pytest.raises(DataError, match="it has when, answer; expected"):
+        parse_row(row, has_template=True)
 
 
 def test_a_text_in_parquet_that_is_no_utf8_is_an_error_that_names_the_file(tmp_path):

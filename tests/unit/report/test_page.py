@@ -318,7 +318,7 @@ def test_a_folder_that_is_no_run_is_refused_with_the_next_command(tmp_path):
 def test_a_place_where_no_file_can_be_is_refused(tmp_path):
     run = started(tmp_path / "run")
     for place in (tmp_path / "none" / "x.html", tmp_path):
-        with pytest.raises(ConfigError, match="is none that can be written to"):
+        with pytest.raises(ConfigError, match=r"is a folder; name a file|no folder that can be"):
             report(ReportConfig(run=run, out=place))
 
 
@@ -337,6 +337,7 @@ def test_a_damaged_file_is_named(name, tmp_path):
         ("evaluation.json", {"config": EVALUATED_WITH, "report": 5}, "it.report is no object"),
         ("evaluation.json", {"config": EVALUATED_WITH, "report": SHARED}, "no acceptance_length"),
         ("export/training.json", {"slot_accuracy": [0.5]}, "it has no steps"),
+        ("export/training.json", {"steps": 3, "slot_accuracy": [None]}, "accuracy.0. is 'None'"),
         ("run.json", {"cache": {}, "settings": {}, "num_rows": 9}, "it has no held_out_rows"),
     ],
 )
@@ -347,10 +348,21 @@ def test_a_file_that_holds_something_else_is_named(name, content, message, tmp_p
         Run.load(folder)
 
 
-def test_a_report_of_starts_that_holds_something_else_is_as_none(tmp_path):
+def test_what_is_no_report_of_a_start_is_left_out_alone(tmp_path):
     folder = finished(tmp_path / "run")
-    write(folder / "report.json", {"train": 5, "cache": {"address": "c"}})
-    assert "Known once a start of the run has come to its end" in page_of(folder).text
+    kept = json.loads((folder / "report.json").read_text())
+    write(folder / "report.json", kept | {"extract": 5, "cache": {"address": "c"}})
+    text = page_of(folder).text
+    assert "another command made the cache" in text
+    assert "prefetch 1.0 s" in text
+    assert "Its size is known once a start" in text
+
+
+def test_settings_are_shown_as_they_were_given(tmp_path):
+    folder = finished(tmp_path / "run")
+    write(folder / "train.json", {"out": "runs/v1.0", "clip_norm": 1.0, "lr": 6e-4, "steps": 20})
+    for words in ("out runs/v1.0 ", "clip-norm 1 ", "lr 0.0006 ", "steps 20 "):
+        assert words in page_of(folder).text
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 import pytest
 
-from dflash_cache.errors import ConfigError, ServerError
+from dflash_cache.errors import ConfigError, RefusedError, ServerError
 from dflash_cache.pipeline import Pipeline
 from dflash_cache.serving import Client
 from tests.support.chat_server import MODEL, ChatServer
@@ -55,7 +55,7 @@ def test_an_answer_that_takes_too_long_is_asked_for_again(server):
 
 def test_an_answer_that_comes_in_drops_is_given_no_more_time(server):
     with (
-        connect(server.address, timeout_s=0.5, retries=0) as client,
+        connect(server.address, timeout_s=2.0, retries=0) as client,
         pytest.raises(ServerError, match="the answer takes too long"),
     ):
         ask(client, "drip")
@@ -64,6 +64,8 @@ def test_an_answer_that_comes_in_drops_is_given_no_more_time(server):
 def test_an_answer_nested_beyond_measure_is_no_json(server):
     with connect(server.address) as client, pytest.raises(ServerError, match="is no JSON"):
         ask(client, "deep")
+    with connect(server.address) as client, pytest.raises(RefusedError, match=r"status 400, \[\["):
+        ask(client, "refuse deep")
 
 
 def test_an_address_that_is_none_is_refused():

@@ -162,7 +162,6 @@ def test_a_rank_reads_only_its_own_rows(tmp_path):
     for window in islice(training_order().windows(Position()), 100):
         places = window.first_row + np.arange(len(window.row_ids))
         own.append(set(window.row_ids[places % 4 % 2 == 1].tolist()))  # of steps of four rows
-    assert len(asked) <= len(own)
     assert all(rows in own for rows in asked)
 
 
