@@ -49,7 +49,7 @@ def _cache_table(report: Report) -> Table:
         "hidden states": shown_bytes(raw),
         "on disk": shown_bytes(stored) + (f" ({stored / raw:.1%})" if raw else ""),
         **linked(report),
-        "written now": "by nobody"
+        "in use by": "nobody that writes"
         if writer is None
         else escape(", ".join(f"{name} {value}" for name, value in writer.items()) or "yes"),
     }

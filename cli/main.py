@@ -33,6 +33,8 @@ from . import (
     verify,
 )
 
+_WITHOUT_STATE = [["plan"], ["tokenize"], ["evaluate"], ["report"], ["inspect"], ["export"]]
+
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,  # flags are shown whole, and can be copied, at 80 columns too
@@ -107,7 +109,8 @@ def main() -> None:
         lines = [f"dflash-cache: {error}{remedy}", *getattr(error, "__notes__", ())]
         sys.stderr.write("\n  ".join(lines) + "\n")
     except Interrupted as stop:
-        sys.stderr.write(f"dflash-cache: stopped by {stop}; the same command continues\n")
+        again = "begins anew" if sys.argv[1:2] in _WITHOUT_STATE else "continues"
+        sys.stderr.write(f"dflash-cache: stopped by {stop}; the same command {again}\n")
         code = stop.exit_code
     except StageStuckError as error:
         cause = f"stopped by: {error.__cause__!r}\n" if error.__cause__ else ""

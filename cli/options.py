@@ -84,6 +84,8 @@ def _noting_the_file(file: Path | None, settings: Mapping[str, Any]) -> Iterator
 
 def _names(message: str, name: str, value: Any) -> bool:
     """Whether ``message`` is about that value, and does not only mention the flag."""
+    if message.startswith(f"{value} "):  # of what stands without a flag
+        return True
     text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
     given = rf"{flag_of(name)}(:| '?{re.escape(text)})"
     return bool(re.search(rf"{given}|\b{name}: {re.escape(text)}\b", message))

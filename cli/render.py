@@ -84,7 +84,7 @@ def channels_tables(phase: str, channels: Mapping[str, Mapping[str, float]]) -> 
     )
     for heading in ("channel", "mean", "at most"):
         table.add_column(heading, justify="left" if heading == "channel" else "right")
-    for name, figures in channels.items():
+    for name, figures in sorted(channels.items()):
         depth, capacity = round(figures["depth"], 1), int(figures["capacity"])
         table.add_row(name, shown_held(depth, capacity), shown_held(capacity, capacity))
     return [table]

@@ -12,7 +12,7 @@ from dflash_cache.runs.progress import ChannelState
 from dflash_cache.runs.shown import shown_bytes, shown_held, shown_time
 from dflash_cache.runs.snapshot import PhaseSnapshot, Snapshot, StageSnapshot
 
-_NAME_WIDTH = 11  # of the longest phase, and a space
+_NAME_WIDTH = 12  # of the longest phase, and two spaces
 _LEFT_WIDTH = 15
 _BUSY_SHARE = 0.9
 
@@ -57,7 +57,7 @@ def _count(phase: PhaseSnapshot) -> str:
 
 def _left(phase: PhaseSnapshot) -> str:
     if phase.over:
-        return "over"
+        return "done"
     return "" if phase.left_s is None else f"{shown_time(phase.left_s)} left"
 
 

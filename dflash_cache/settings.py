@@ -133,7 +133,10 @@ def _construct(config_type: type[C], values: Mapping[str, Any]) -> C:
         elif item.name in values:
             chosen[item.name] = values[item.name]
         elif item.default is MISSING:
-            raise ConfigError(f"{flag_of(item.name)} is missing: {item.metadata['help']}")
+            kind, _ = kind_and_words(hints[item.name])
+            words = get_args(kind) if get_origin(kind) is Literal else ()
+            one_of = f" One of {', '.join(words)}." if words else ""
+            raise ConfigError(f"{flag_of(item.name)} is missing: {item.metadata['help']}{one_of}")
     return config_type(**chosen)
 
 
@@ -177,8 +180,12 @@ def _number_or_word(name: str, value: Any, words: tuple[str, ...]) -> int | str:
 
 
 def _name_of(kind: Any) -> str:
-    """``int``, or ``list of int`` for a tuple."""
-    return f"list of {get_args(kind)[0].__name__}" if get_origin(kind) is tuple else kind.__name__
+    """``int``, or ``list of int`` for a tuple, as they are written in TOML."""
+    if get_origin(kind) is tuple:
+        of = get_args(kind)[0].__name__
+        example = "[1, 9]" if of == "int" else '["a", "b"]'
+        return f"a list of {of}, such as {example}"
+    return "true or false" if kind is bool else kind.__name__
 
 
 def load_toml(path: Path, config_type: type, whole: type | None = None) -> dict[str, Any]:

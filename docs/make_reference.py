@@ -104,8 +104,8 @@ Progress goes to standard error, the report to standard output.
 | 0 | Done, or nothing left to do. |
 | 1 | Failed: the data, the cache or the run is not what it should be. `verify`: faults are left. |
 | 2 | Usage: a flag, a setting or a combination of them is wrong. |
-| 130 | Stopped by Ctrl-C. The same command continues. |
-| 143 | Stopped by SIGTERM. The same command continues. |
+| 130 | Stopped by Ctrl-C. The same command continues; `plan`, `tokenize`, `evaluate` begin anew. |
+| 143 | Stopped by SIGTERM, the same. |
 """
 
 

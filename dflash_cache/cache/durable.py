@@ -68,6 +68,8 @@ def require_file_place(flag: str, path: Path) -> None:
     """``ConfigError``, which names ``flag``, if no file can be written to ``path``."""
     if path.is_dir():
         raise ConfigError(f"{flag} {path} is a folder; name a file in it")
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{flag} {path} is a device or a pipe; name a file")
     if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
         raise ConfigError(
             f"{flag} {path}: {path.parent} is no folder that can be written to; name another file"
@@ -75,7 +77,8 @@ def require_file_place(flag: str, path: Path) -> None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replace ``path`` by ``data``, durable when this returns."""
+    """Replace ``path`` by ``data``, durable when this returns; of a link what it leads to."""
+    path = path.resolve()
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         with temporary.open("xb") as file:

@@ -45,6 +45,6 @@ class EvaluateConfig:
     def __post_init__(self) -> None:
         require_positive(self, "prompts", "new_tokens", "batch_size")
         require_not_negative(self, "seed", "temperature", "examples")
-        if not self.drafter or len(set(self.drafter)) < len(self.drafter):
+        if not self.drafter or len({each.resolve() for each in self.drafter}) < len(self.drafter):
             named = ", ".join(map(str, self.drafter)) or "none"
             raise ConfigError(f"--drafter {named}: name at least one folder, each once")

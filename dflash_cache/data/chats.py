@@ -28,6 +28,8 @@ COLUMNS = (*CHATS, "prompt", *RESPONSES, "text", "system", "tools", "id", "categ
 # transformers gives templates the first that is there as reasoning_content and as thinking.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
+_CONTENTS = {"content", "value", "tool_calls", *_REASONING}  # of a message
+
 
 @dataclass(frozen=True, slots=True)
 class Chat:
@@ -106,6 +108,11 @@ def _messages(given: Any) -> list[Message]:
 
 
 def _message(number: int, given: Mapping[str, Any]) -> Message:
+    if not given.keys() & _CONTENTS:
+        raise DataError(
+            f"message {number} has {', '.join(map(str, given))}; expected role and content, or "
+            "from and value"
+        )
     message = {key: value for key, value in given.items() if value is not None}
     if "from" in message:
         speaker = message.pop("from")

@@ -108,8 +108,11 @@ def _data(training: Mapping[str, Any]) -> Rows:
 
 def _training(training: Mapping[str, Any]) -> Rows:
     yield "steps", training.get("steps")
-    for name, value in training.get("settings", {}).items():
-        yield f"`{name}`", value
+    settings = training.get("settings", {})
+    said = {"steps", "epochs"} if settings.get("steps") else {"steps"}  # epochs are not in force
+    for name, value in settings.items():
+        if name not in said:
+            yield f"`{name}`", value
 
 
 def _figures(training: Mapping[str, Any]) -> Rows:
@@ -158,6 +161,8 @@ def _serving(config: DrafterConfig, layout: str, target: str, name: str) -> str:
     mixed = len(set(config.layer_types)) > 1
     lines = ["## Serving", "", _NOT_RUN, "```bash"]
     lines += [vllm_command(config, target, f"./{name}"), "```", ""]
+    if not is_hub_id(target):
+        lines += ["The target's path is that of the machine that extracted its states.", ""]
     if mixed:
         lines += ["vLLM needs `VLLM_USE_V2_MODEL_RUNNER=1` for layers of different kinds.", ""]
     if layout == "speculators":

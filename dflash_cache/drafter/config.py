@@ -9,6 +9,7 @@ from typing import Any
 from transformers import Qwen3Config
 
 from dflash_cache.errors import ConfigError
+from dflash_cache.run_files import EXPORT, RUN
 
 from .speculators import FULL, SLIDING, from_speculators, is_speculators
 
@@ -227,10 +228,13 @@ def load_json(folder: Path) -> dict[str, Any]:
     """The content of ``folder``'s ``config.json``, in either layout."""
     path = folder / "config.json"
     if not path.is_file():
-        raise ConfigError(
-            f"{folder} is no drafter: it has no config.json; give the export "
-            "folder of a training run (RUN/export)"
-        )
+        remedy = "give the export folder of a training run (RUN/export)"
+        if (run := folder.parent / RUN).is_file() and folder.name == EXPORT:
+            remedy = (
+                "its training has not ended. Let it, or export a checkpoint with: "
+                f"dflash-cache export {run.parent} --out D"
+            )
+        raise ConfigError(f"{folder} is no drafter: it has no config.json; {remedy}")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

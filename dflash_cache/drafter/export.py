@@ -12,11 +12,13 @@ from safetensors.torch import load_file, save_file
 
 from dflash_cache.errors import DataError
 from dflash_cache.run_files import TRAINING
+from dflash_cache.shapes import misfit
 from dflash_cache.types import DtypeName
 
 from .card import model_card
 from .config import DrafterConfig, load_json
 from .model import DFlashDrafter
+from .saving import saving
 from .speculators import TARGET_WEIGHTS, is_speculators, to_speculators
 
 Layout = Literal["transformers", "speculators"]
@@ -40,30 +42,43 @@ def export_drafter(
     programs that load drafters ignore it. The files are written aside and take the place of an
     earlier export whole. ``DataError`` if ``folder`` holds anything else.
     """
+    _require_only_ours(folder)
+    place = folder.resolve()  # of a link what it leads to
+    fresh = place.with_name(f".{place.name}-writing")
+    shutil.rmtree(fresh, ignore_errors=True)  # of a process that was killed
+    fresh.mkdir(parents=True)
+    config: DrafterConfig = drafter.config  # type: ignore[assignment]
+    try:
+        _write_weights(drafter, fresh / WEIGHTS, dtype)
+        content = _config_json(config, training, layout, dtype)
+        (fresh / CONFIG).write_text(_as_json(content), encoding="utf-8")
+        shutil.copymode(fresh / CONFIG, fresh / WEIGHTS)  # safetensors lets nobody else read
+        for name, text in described(fresh, training, folder.name).items():
+            (fresh / name).write_text(text, encoding="utf-8")
+        check_export(fresh, config)
+        if place.exists():
+            shutil.rmtree(place)
+        fresh.rename(place)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _require_only_ours(folder: Path) -> None:
     ours = {WEIGHTS, CONFIG, TRAINING, CARD}
     there = {path.name for path in folder.iterdir()} if folder.exists() else set()
     cut_short = tuple(f".{name}." for name in ours)  # of a process that was killed as it wrote
     foreign = {name for name in there - ours if not name.startswith(cut_short)}
     if foreign:
         raise DataError(f"{folder} holds other things ({', '.join(sorted(foreign))}); move them")
-    fresh = folder.with_name(f".{folder.name}-writing")
-    if fresh.exists():
-        shutil.rmtree(fresh)
-    fresh.mkdir(parents=True)
-    config: DrafterConfig = drafter.config  # type: ignore[assignment]
+
+
+def _write_weights(drafter: torch.nn.Module, path: Path, dtype: DtypeName) -> None:
     weights = {
         name.replace(_COMPILED, ""): tensor.detach().to("cpu", getattr(torch, dtype)).contiguous()
         for name, tensor in drafter.state_dict().items()
     }
-    save_file(weights, fresh / WEIGHTS, metadata={"format": "pt"})
-    content = _config_json(config, training, layout, dtype)
-    (fresh / CONFIG).write_text(_as_json(content), encoding="utf-8")
-    for name, text in described(fresh, training, folder.name).items():
-        (fresh / name).write_text(text, encoding="utf-8")
-    check_export(fresh, config)
-    if folder.exists():
-        shutil.rmtree(folder)
-    fresh.rename(folder)
+    with saving(path):
+        save_file(weights, path, metadata={"format": "pt"})
 
 
 def described(folder: Path, training: Mapping[str, Any], name: str) -> dict[str, str]:
@@ -168,9 +183,21 @@ def _stored(path: Path) -> dict[str, tuple[list[int], str]]:
 
 
 def load_training(folder: Path) -> dict[str, Any]:
-    """What ``training.json`` says of the drafter's making; empty for a drafter of others."""
+    """What ``training.json`` says of the drafter's making; empty for a drafter of others.
+
+    ``DataError`` if it is damaged.
+    """
     path = folder / TRAINING
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    try:
+        training = json.loads(path.read_text(encoding="utf-8"))
+        fault = misfit(training, {"cache?": dict, "held_out_rows?": [int]})
+    except (ValueError, RecursionError) as error:
+        fault = str(error)
+    if fault:
+        raise DataError(f"{path} is damaged: {fault}. Export the drafter again")
+    return dict(training)
 
 
 def _as_json(content: Mapping[str, Any]) -> str:

@@ -1,10 +1,14 @@
 """Ctrl-C and SIGTERM as an exception in the main thread, once."""
 
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+AGAIN_S = 0.01  # by then what could not raise is over
 
 
 class Interrupted(BaseException):
@@ -37,7 +41,7 @@ def stop_on_signals() -> Iterator[None]:
     """Raise ``Interrupted`` in the main thread on the first SIGINT or SIGTERM; ignore later ones.
 
     The stop itself takes seconds (a checkpoint is written), and a second Ctrl-C in that time must
-    not tear it.
+    not tear it. A signal that arrives while Python cannot raise, as in ``__del__``, comes again.
     """
     stopping = False
 
@@ -47,10 +51,21 @@ def stop_on_signals() -> Iterator[None]:
             stopping = True
             raise Interrupted(signal_number)
 
+    def come_again(unraisable: "sys.UnraisableHookArgs") -> None:
+        nonlocal stopping
+        if not isinstance(unraisable.exc_value, Interrupted):
+            report(unraisable)
+            return
+        stopping = False
+        number = unraisable.exc_value.exit_code - 128
+        threading.Timer(AGAIN_S, os.kill, (os.getpid(), number)).start()
+
     numbers = (signal.SIGINT, signal.SIGTERM)
     previous = {number: signal.signal(number, handle) for number in numbers}
+    report, sys.unraisablehook = sys.unraisablehook, come_again
     try:
         yield
     finally:
+        sys.unraisablehook = report
         for number, handler in previous.items():
             signal.signal(number, handler)

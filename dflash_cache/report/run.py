@@ -14,7 +14,7 @@ from dflash_cache.errors import ConfigError, DataError
 from dflash_cache.run_files import EXPORT, METRICS, RUN, SETTINGS, TRAINING
 from dflash_cache.runs.evaluated import load_evaluation
 from dflash_cache.runs.outcome import load_outcome
-from dflash_cache.runs.shapes import NUMBER, misfit
+from dflash_cache.shapes import NUMBER, misfit
 
 Record = dict[str, Any]
 _RUN = {"cache": dict, "settings": dict, "num_rows": int, "held_out_rows": [int]}

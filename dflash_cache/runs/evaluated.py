@@ -12,9 +12,9 @@ from dflash_cache.drafter.export import described, load_training
 from dflash_cache.errors import ConfigError, DataError
 from dflash_cache.run_files import EVALUATION, RUN
 from dflash_cache.settings import to_json
+from dflash_cache.shapes import ANY, NUMBER, OrNull, misfit
 
 from .prompts import DrafterFolder
-from .shapes import ANY, NUMBER, OrNull, misfit
 
 _PIECE = {"id": int, "text?": str, "bytes?": str}
 _BLOCK = {"drafts": [_PIECE], "accepted": int, "target_token": OrNull(_PIECE)}
@@ -74,7 +74,7 @@ def keep_evaluation(
     saved = {"config": json.loads(to_json(config)), "measured": measured, "report": report}
     write_atomically(out, (json.dumps(saved, indent=1) + "\n").encode())
     own = _file_of_run(config.drafter)
-    if own is None or own.absolute() != out.absolute():
+    if own is None or own.resolve() != out.resolve():
         return
     # Meanwhile another drafter may have taken its place, which these figures are not of.
     if drafter.training and load_training(drafter.folder) == drafter.training:
@@ -108,7 +108,7 @@ def _figures(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _file_of_run(drafters: tuple[Path, ...]) -> Path | None:
-    run = drafters[0].parent
+    run = drafters[0].absolute().parent
     return run / EVALUATION if len(drafters) == 1 and (run / RUN).is_file() else None
 
 

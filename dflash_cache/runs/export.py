@@ -11,9 +11,12 @@ from dflash_cache.drafter.export import export_drafter, load_training
 from dflash_cache.drafter.model import DFlashDrafter
 from dflash_cache.errors import ConfigError, DataError
 from dflash_cache.run_files import EXPORT, HELD_OUT, METRICS, RUN
+from dflash_cache.shapes import NUMBER, misfit
 from dflash_cache.train import CHECKPOINTS, TrainingState, load_checkpoint
 
 from .evaluated import evaluated_figures
+
+_LOGGED = {"step": int, "loss": NUMBER, "block_acceptance_length": NUMBER}
 
 
 def export(config: ExportConfig) -> dict[str, Any]:
@@ -21,7 +24,8 @@ def export(config: ExportConfig) -> dict[str, Any]:
 
     Returns the report: export, format, dtype, step, parameters, bytes.
     """
-    if config.out.absolute() in (config.run.absolute(), (config.run / CHECKPOINTS).absolute()):
+    out, run = config.out.resolve(), config.run.resolve()
+    if out == run or out.is_relative_to(run / CHECKPOINTS):
         raise ConfigError(f"--out {config.out}: the run is there; name another folder")
     record = _run_record(config.run)
     state, weights = load_checkpoint(config.run / CHECKPOINTS, config.step)
@@ -72,11 +76,12 @@ def _logged(path: Path, step: int) -> Mapping[str, Any] | None:
     """The line of ``metrics.jsonl`` for ``step``, if it was logged."""
     if not path.is_file():
         return None
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_bytes().splitlines():
         try:
             figures = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue  # the last line of a run that was killed while it wrote
-        if figures.get("step") == step and "loss" in figures:  # else it is of held-out rows
+        # Other lines, of held-out rows, have no loss.
+        if not misfit(figures, _LOGGED) and figures["step"] == step:
             return {name: figures[name] for name in ("loss", "block_acceptance_length")}
     return None

@@ -113,4 +113,5 @@ def _segment_of(cache: Cache, plan: Sequence[SegmentPlan], row_id: int) -> int:
             raise ConfigError(f"--row {row_id}: it was left out, for {row.reason} {row.detail}")
     if any(row_id in segment.row_ids for segment in plan):
         raise ConfigError(f"--row {row_id}: its segment is not extracted yet")
-    raise ConfigError(f"--row {row_id}: {cache.address} has no such row")
+    num_rows = sum(part.num_rows for part in cache.spec.parts)
+    raise ConfigError(f"--row {row_id}: {cache.address} has rows 0..{num_rows - 1}")

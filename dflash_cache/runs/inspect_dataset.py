@@ -62,8 +62,9 @@ def _row(
     }
 
 
-def _integers(values: Array) -> list[int | None]:
-    """Also of a mask of booleans or floats; None for a null within the list."""
+def _integers(values: Array) -> list[int | float | None]:
+    """Also of a mask of booleans or floats, one that is none as it is; None for a null in it."""
     missing = np.isnan(values.astype(float)).tolist()
     pairs = zip(values.tolist(), missing, strict=True)
-    return [None if is_missing else int(value) for value, is_missing in pairs]
+    plain = (None if is_missing else value for value, is_missing in pairs)
+    return [value if value is None or value % 1 else int(value) for value in plain]

@@ -7,8 +7,7 @@ from typing import Any
 
 from dflash_cache.cache import Cache, write_atomically
 from dflash_cache.run_files import OUTCOME
-
-from .shapes import ANY, NUMBER, misfit
+from dflash_cache.shapes import ANY, NUMBER, misfit
 
 _STAGES = {ANY: {f"{state}_s": NUMBER for state in ("busy", "starved", "blocked")}}
 _SIZES = ("segments", "num_sequences", "num_tokens", "bytes_raw", "bytes_stored")

@@ -122,6 +122,8 @@ def _answer_rows(
         for group in _groups(answered):
             journal.append([record for record, _ in group])
             percent = 100 * max(done for _, done in group) // num_bytes
+            if config.limit is not None:
+                percent = max(percent, 100 * len(journal) // config.limit)
             figures = {"rows": len(journal)}
             on_progress(
                 Progress(phase="regenerate", done=percent, total=100, unit="%", figures=figures)
@@ -253,7 +255,11 @@ def _refuse_differing(found: Mapping[str, Any], wanted: Mapping[str, Any], what:
         if name not in _FREE and settings.get(name) != value
     ]
     names = [name for name in wanted if name != "settings"]
-    differing += [name for name in names if found.get(name) != wanted[name]]
+    differing += [
+        f"{name.replace('_', ' ')}: not those of before"
+        for name in names
+        if found.get(name) != wanted[name]
+    ]
     if differing:
         raise CacheMismatchError(
             f"{what} from something else:\n  "

@@ -15,7 +15,7 @@ from dflash_cache.config import TokenizeConfig
 from dflash_cache.data.sources import ChatFiles
 from dflash_cache.data.token_files import TokenFiles
 from dflash_cache.data.token_tally import Duplicates, TokenTally
-from dflash_cache.data.tokenization import RowBatch, TokenBatch, Tokenization
+from dflash_cache.data.tokenization import RowBatch, Tokenization
 from dflash_cache.errors import CacheMismatchError, ConfigError, DataError
 from dflash_cache.pipeline import process_map
 from dflash_cache.settings import flag_of, to_json
@@ -124,7 +124,10 @@ def _write(
             unique = duplicates.without(batch, tally.num_rows) if duplicates else batch
             writer.write(unique)
             tally.add(unique)
-            on_progress(_progress(tally, batch, num_bytes))
+            percent = 100 * batch.bytes_read // max(1, num_bytes)
+            if config.limit is not None:
+                percent = max(percent, 100 * tally.num_rows // config.limit)
+            on_progress(_progress(tally, percent))
         if not tally.num_tokens:
             raise DataError(
                 f"{config.chats}: none of {tally.num_rows} rows can be trained on: "
@@ -148,9 +151,8 @@ def _batches(files: ChatFiles, limit: int | None) -> Iterator[RowBatch]:
         yield RowBatch(first_row=number - len(rows), rows=rows, bytes_read=files.num_bytes)
 
 
-def _progress(tally: TokenTally, batch: TokenBatch, num_bytes: int) -> Progress:
+def _progress(tally: TokenTally, percent: int) -> Progress:
     figures = {"rows": tally.num_rows, "tokens": tally.num_tokens}
-    percent = 100 * batch.bytes_read // max(1, num_bytes)
     return Progress(phase="tokenize", done=percent, total=100, unit="%", figures=figures)
 
 
@@ -185,7 +187,11 @@ def _finished(config: TokenizeConfig, made_from: dict[str, Any]) -> dict[str, An
         for name, value in made_from["settings"].items()
         if found.get(name) != value
     ]
-    differing += [name for name, value in record.items() if made_from.get(name) != value]
+    differing += [
+        f"{name.replace('_', ' ')}: not those of before"
+        for name, value in record.items()
+        if made_from.get(name) != value
+    ]
     if differing:
         raise CacheMismatchError(
             f"--out {config.out} is there and was made from something else:\n  "

@@ -14,6 +14,7 @@ from dflash_cache.cache import Cache, writer_lock
 from dflash_cache.config import TrainConfig
 from dflash_cache.drafter.export import CONFIG, WEIGHTS, export_drafter, load_training
 from dflash_cache.drafter.loss import BlockAccuracy
+from dflash_cache.errors import DataError
 from dflash_cache.pipeline import Pipeline, StageStatistics
 from dflash_cache.run_files import EXPORT, HELD_OUT
 from dflash_cache.train import (
@@ -251,7 +252,7 @@ def _exported_figures(folder: Path, step: int) -> dict[str, Any]:
     """The held-out figures of a whole export of the weights after ``step``; else empty."""
     try:
         training = load_training(folder)
-    except ValueError:  # cut or altered: it is written again
+    except DataError:  # cut or altered: it is written again
         return {}
     whole = all((folder / name).is_file() for name in (WEIGHTS, CONFIG))
     if not whole or training.get("steps") != step or not training.keys() >= {*HELD_OUT}:

@@ -20,8 +20,10 @@ def load_tokenizer(
             target, revision=revision, trust_remote_code=trust_remote_code
         )
     except (OSError, ValueError, ImportError) as error:
-        there = "has no tokenizer" if Path(target).is_dir() else "gives no tokenizer"
-        raise ConfigError(f"--target {target} {there} that transformers loads: {error}") from error
+        fault = "has no tokenizer that transformers loads"
+        if not Path(target).is_dir():
+            fault = "is neither a folder nor a model of the hub with a tokenizer"
+        raise ConfigError(f"--target {target} {fault}: {error}") from error
     if not getattr(tokenizer, "is_fast", False):
         raise ConfigError(
             f"--target {target}: {type(tokenizer).__name__} is no fast tokenizer, and positions in "

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dflash_cache.cache import digest, file_fingerprint, fsync_path, fsync_tree, remove_tree
+from dflash_cache.drafter.saving import saving
 from dflash_cache.errors import ConfigError, TrainingError
 
 from .order import Position
@@ -59,8 +60,10 @@ class CheckpointStore:
         target = self._folder / f"step-{state.step:08d}"
         fresh = self._folder / f"{_UNFINISHED}{target.name}"
         fresh.mkdir(parents=True)
-        save_file(weights, fresh / WEIGHTS)
-        torch.save(optimizer, fresh / OPTIMIZER)
+        with saving(fresh / WEIGHTS):
+            save_file(weights, fresh / WEIGHTS)
+        with saving(fresh / OPTIMIZER):
+            torch.save(optimizer, fresh / OPTIMIZER)
         files = {name: file_fingerprint(fresh / name) for name in (WEIGHTS, OPTIMIZER)}
         record = asdict(state) | {SCORE: score, "files": files}
         record["digest"] = _digest_of(record)

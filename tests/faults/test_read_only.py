@@ -2,8 +2,6 @@
 
 import errno
 import os
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,23 +9,14 @@ import pytest
 from dflash_cache.cache import Cache, CacheWriter, verify_cache
 from dflash_cache.runs.extract import extract
 from tests.support.caches import assert_same_content
+from tests.support.mounts import remount, small_disk
 from tests.support.runs import extract_config
 
 
 @pytest.fixture
 def disk(tmp_path):
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=100m", "tmpfs", str(folder)]
-    if shutil.which("mount") is None or subprocess.run(mount, check=False).returncode:
-        pytest.skip("mounting a tmpfs needs root")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-def remount(disk: Path, how: str) -> None:
-    """``ro`` is refused while a file is open for writing."""
-    subprocess.run(["mount", "-o", f"remount,{how}", str(disk)], check=True)
+    with small_disk(tmp_path / "disk", size="100m") as folder:
+        yield folder
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Which prompts are decoded, and which pairs of target and drafter are refused."""
 
 import json
+import os
 import shutil
 from dataclasses import replace
 
@@ -287,6 +288,19 @@ def test_a_hybrid_target_is_trained_for_and_decoded_without_loss(tmp_path):
     several = config(tmp_path / "run" / "export", target=shared["target"], data=data, batch_size=2)
     with pytest.raises(ConfigError, match=r"--batch-size 2: .* linear-attention"):
         evaluate(several)
+
+
+def test_a_report_is_no_devices(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    config = EvaluateConfig(target="t", drafter=(tmp_path,), data=tmp_path, out=tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="is a device or a pipe; name a file"):
+        evaluation_file(config)
+
+
+def test_one_drafter_by_two_names_is_one(tmp_path):
+    twice = (tmp_path, tmp_path / "." / ".." / tmp_path.name)
+    with pytest.raises(ConfigError, match="each once"):
+        EvaluateConfig(target="t", drafter=twice, data=tmp_path)
 
 
 def test_a_report_never_takes_the_place_of_another_file(tmp_path):

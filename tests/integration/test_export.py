@@ -13,6 +13,7 @@ from dflash_cache import demo
 from dflash_cache.cache import Cache
 from dflash_cache.cli.main import app
 from dflash_cache.config import BothConfig, EvaluateConfig, ExportConfig
+from dflash_cache.drafter.config import DrafterConfig
 from dflash_cache.drafter.export import load_drafter, load_training
 from dflash_cache.errors import CacheMismatchError, ConfigError, DataError
 from dflash_cache.runs import evaluate as evaluate_run
@@ -21,6 +22,7 @@ from dflash_cache.runs.evaluate import evaluate
 from dflash_cache.runs.export import export
 from dflash_cache.runs.extract import extract
 from dflash_cache.runs.train import train
+from tests.support.mounts import small_disk
 from tests.support.runs import (
     assert_same_training,
     extract_config,
@@ -50,6 +52,17 @@ def checkpoint(folder, step):
 
 def config_of(folder):
     return json.loads((folder / "config.json").read_text())
+
+
+def test_all_files_of_an_export_may_be_read_by_the_same_people(trained):
+    modes = {path.stat().st_mode for path in (trained / "run" / "export").iterdir()}
+    assert len(modes) == 1
+
+
+def test_a_run_whose_training_goes_on_has_no_export_to_evaluate_yet(trained, tmp_path):
+    shutil.copytree(trained / "run", tmp_path / "run", ignore=shutil.ignore_patterns("export"))
+    with pytest.raises(ConfigError, match=r"has not ended. .* dflash-cache export .*run --out D"):
+        DrafterConfig.load(tmp_path / "run" / "export")
 
 
 def test_the_newest_checkpoint_is_what_the_run_itself_exported(trained, tmp_path):
@@ -135,6 +148,38 @@ def test_figures_of_a_drafter_that_was_replaced_meanwhile_go_to_none(
     assert "evaluation" not in training
 
 
+def test_a_drafter_goes_where_a_link_leads(trained, tmp_path):
+    export(export_config(trained, tmp_path / "real", step=2))
+    (tmp_path / "link").symlink_to("real")
+    export(export_config(trained, tmp_path / "link", step=4))
+    assert (tmp_path / "link").is_symlink()
+    assert load_training(tmp_path / "real")["steps"] == 4
+    assert {path.name for path in tmp_path.iterdir()} == {"link", "real"}
+
+
+def test_a_disk_that_is_full_is_told_with_the_file_and_leaves_nothing(trained, tmp_path):
+    with small_disk(tmp_path / "disk", size="1m") as disk:
+        with pytest.raises(OSError, match=r"model\.safetensors cannot be written, with .* MB free"):
+            export(export_config(trained, disk / "out", dtype="float32"))
+        assert list(disk.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"cache": 5}', '{"held_out_rows": ["a"]}'])
+def test_a_damaged_record_of_a_drafter_is_named(trained, tmp_path, content):
+    export(export_config(trained, tmp_path / "out"))
+    (tmp_path / "out" / "training.json").write_text(content)
+    with pytest.raises(DataError, match=r"training\.json is damaged: .*Export the drafter again"):
+        load_training(tmp_path / "out")
+
+
+def test_a_line_of_metrics_that_is_no_step_is_passed_over(trained, tmp_path):
+    shutil.copytree(trained / "run", tmp_path / "run")
+    with (tmp_path / "run" / "metrics.jsonl").open("ab") as file:
+        file.write(b'[]\n\xff\xfe\n{"step": 4, "loss": null}\n')
+    export(export_config(tmp_path, tmp_path / "out", step=4))
+    assert load_training(tmp_path / "out")["training_batch"]["loss"] > 0
+
+
 def test_what_a_killed_writer_left_in_an_export_is_no_other_thing(trained, tmp_path):
     export(export_config(trained, tmp_path / "out"))
     (tmp_path / "out" / f".README.md.{'0' * 32}").write_text("cut sho")
@@ -207,8 +252,9 @@ def test_what_cannot_be_exported_is_refused(trained, tmp_path):
         export(export_config(trained, tmp_path / "out", step=3))
     with pytest.raises(ConfigError, match="no run"):
         export(export_config(tmp_path, tmp_path / "out"))
-    with pytest.raises(ConfigError, match="the run is there"):
-        export(export_config(trained, trained / "run"))
+    for place in ("run", "run/checkpoints", "run/checkpoints/step-00000009", "run/../run"):
+        with pytest.raises(ConfigError, match="the run is there"):
+            export(export_config(trained, trained / place))
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "notes.txt").write_text("mine")
     with pytest.raises(DataError, match=r"notes\.txt"):

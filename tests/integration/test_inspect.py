@@ -110,7 +110,7 @@ def test_a_row_shows_its_ids_mask_and_norms(folder):
 
 
 def test_a_row_that_no_dataset_has_is_refused(folder):
-    with pytest.raises(ConfigError, match=r"--row 999: .*cache has no such row"):
+    with pytest.raises(ConfigError, match=r"--row 999: .*cache has rows 0..11"):
         show(folder, row=999)
 
 

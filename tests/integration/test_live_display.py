@@ -51,7 +51,7 @@ def test_phases_and_stages_of_both_are_in_one_display_with_log_lines_above_it(st
         assert re.search(rf"\n{stage} +\d+%", plain), stage
     lines = screen.text.splitlines()
     assert max(map(len, lines)) <= 100
-    bars = [number for number, line in enumerate(lines) if "━" in line and line.endswith("over")]
+    bars = [number for number, line in enumerate(lines) if "━" in line and line.endswith("done")]
     assert [lines[number].split()[0] for number in bars] == ["extract", "train"]
     logged = [number for number, line in enumerate(lines) if "checkpoint of step" in line]
     assert len(logged) == 2

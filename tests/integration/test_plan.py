@@ -2,7 +2,6 @@
 
 import errno
 import shutil
-import subprocess
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from dflash_cache.runs.extract import extract
 from dflash_cache.runs.plan import plan
 from dflash_cache.runs.preparation import prepare
 from dflash_cache.runs.probe import spread_batches
+from tests.support.mounts import remount, small_disk
 from tests.support.runs import extract_config
 
 
@@ -63,29 +63,24 @@ def test_a_cache_that_cannot_fit_is_refused_before_a_target_is_loaded(tmp_path, 
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    """A disk of 20 MB, smaller than the cache."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", str(folder)]
-    if shutil.which("mount") is None or subprocess.run(mount, check=False).returncode:
-        pytest.skip("mounting a small tmpfs needs root")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+def disk(tmp_path):
+    """Of 20 MB, smaller than the cache."""
+    with small_disk(tmp_path / "disk", size="20m") as folder:
+        yield folder
 
 
-def test_a_disk_that_fills_up_ends_the_run_and_space_lets_it_go_on(small_disk, monkeypatch):
+def test_a_disk_that_fills_up_ends_the_run_and_space_lets_it_go_on(disk, monkeypatch):
     monkeypatch.setattr(LocalStorage, "free_bytes", lambda storage: 1 << 40)
     with pytest.raises(OSError, match="No space left") as caught:
-        extract(extract_config(small_disk))
+        extract(extract_config(disk))
     assert caught.value.errno == errno.ENOSPC
-    cache = Cache.open(small_disk / "cache")
+    cache = Cache.open(disk / "cache")
     assert 0 < len(cache.segments) < len(cache.plan)
     for index in cache.segments:
         cache.read(index)
-    subprocess.run(["mount", "-o", "remount,size=100m", str(small_disk)], check=True)
-    assert extract(extract_config(small_disk))["sequences"] == 40
-    assert verify_cache(small_disk / "cache") == []
+    remount(disk, "size=100m")
+    assert extract(extract_config(disk))["sequences"] == 40
+    assert verify_cache(disk / "cache") == []
 
 
 def test_a_probe_times_the_target_on_batches_of_the_plan(tmp_path):

@@ -39,10 +39,10 @@ def test_a_reader_that_is_too_slow_is_named(tmp_path):
 )  # of 10 seconds
 def test_the_stage_that_waits_least_is_the_slow_one(starved, stage):
     statistics = {
-        "target": StageStatistics(alive_s=10, starved_s=0.5),
-        "prefetch": StageStatistics(alive_s=20, starved_s=15),
-        "pack": StageStatistics(alive_s=10, blocked_s=9),
-        "train": StageStatistics(alive_s=10, starved_s=starved),
+        "target": StageStatistics(alive_s=10, starved_s=0.5, num_threads=1),
+        "prefetch": StageStatistics(alive_s=20, starved_s=15, num_threads=2),
+        "pack": StageStatistics(alive_s=10, blocked_s=9, num_threads=1),
+        "train": StageStatistics(alive_s=10, starved_s=starved, num_threads=1),
     }
     found = waiting(statistics)
     assert found == {
@@ -50,6 +50,17 @@ def test_the_stage_that_waits_least_is_the_slow_one(starved, stage):
         "slow_stage": stage,
         "critical_stage": stage or "train",
     }
+
+
+def test_a_stage_that_hardly_worked_is_not_named_however_little_it_lived():
+    """As in a resumed run, whose extraction has only a segment left."""
+    statistics = {
+        "read": StageStatistics(alive_s=0.001, num_threads=1),  # all of it busy
+        "target": StageStatistics(alive_s=2.0, starved_s=0.1, num_threads=1),
+        "pack": StageStatistics(alive_s=10.0, starved_s=9.0, num_threads=1),
+        "train": StageStatistics(alive_s=10.0, starved_s=2.0, num_threads=1),
+    }
+    assert waiting(statistics)["slow_stage"] == "target"
 
 
 def test_a_run_in_which_nothing_trained_waited_for_nothing():

@@ -39,16 +39,16 @@ class Processes:
         """Wait for their end."""
         try:
             codes = [process.wait(PATIENCE_S) for process in self._started]
-            assert not any(codes), self.said
+            assert not any(codes), self.said()
         finally:
             self.stop()
 
-    @property
     def said(self) -> str:
         self._said.seek(0)
         return self._said.read()
 
     def stop(self) -> None:
+        self._said.close()
         pids = {process.pid for process in self._started}
         with ending(pids.union(*map(descendants, pids))):
             pass
@@ -78,8 +78,9 @@ class RayCluster:
         deadline = time.monotonic() + PATIENCE_S
         while not self._is_up():
             if time.monotonic() > deadline:
+                said = self._head.said()
                 self.stop()
-                raise TimeoutError(f"the cluster did not start: {self._head.said}")
+                raise TimeoutError(f"the cluster did not start: {said}")
 
     def _is_up(self) -> bool:
         asked = subprocess.run(

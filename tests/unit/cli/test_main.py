@@ -1,3 +1,4 @@
+import io
 import json
 import os
 import platform
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from dflash_cache import errors
+from dflash_cache.cli import main as main_module
 from dflash_cache.cli.main import main
 from dflash_cache.errors import DflashCacheError
 from dflash_cache.pipeline import StageStuckError
@@ -142,6 +144,26 @@ def test_a_signal_ends_with_its_exit_code_and_a_word_on_how_to_go_on(
     got, _, err = command(*EXTRACT)
     assert got == code
     assert err == f"dflash-cache: stopped by {number.name}; the same command continues\n"
+
+
+def test_a_command_that_keeps_nothing_of_a_stop_says_that_it_begins_anew(command, monkeypatch):
+    monkeypatch.setattr(
+        "dflash_cache.runs.plan.plan", lambda _: os.kill(os.getpid(), signal.SIGINT)
+    )
+    got, _, err = command("plan", "--data", "d", "--target", "t")
+    assert got == 130
+    assert err == "dflash-cache: stopped by SIGINT; the same command begins anew\n"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_what_an_encoding_lacks_is_written_as_an_escape(monkeypatch, encoding):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
+    monkeypatch.setattr(main_module, "app", lambda: sys.stdout.write("⟦é⟧\n"))
+    with pytest.raises(SystemExit):
+        main()
+    sys.stdout.flush()
+    assert written.getvalue().startswith(b"\\u27e6")
 
 
 def test_a_stuck_stage_is_named_and_the_process_is_ended_at_once(

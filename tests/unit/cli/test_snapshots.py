@@ -93,7 +93,7 @@ def test_bars_of_all_phases_begin_and_end_in_the_same_columns():
 def test_a_phase_that_is_over_shows_no_stages_and_no_time_left():
     over = replace(TRAIN, over=True, left_s=None, stages=())
     text = shown(replace(BOTH, phases=(over,)))
-    assert "over" in text
+    assert "done" in text
     assert "left" not in text
     assert "busy" not in text
 

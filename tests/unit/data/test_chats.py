@@ -83,6 +83,8 @@ def test_rows_that_hold_nothing_are_left_out_by_reason(row, reason):
         ({}, "it has no columns"),
         ({"messages": "hello"}, "expected a list of objects"),
         ({"messages": [{"content": "x"}]}, "message 0 has no role; it has content"),
+        ({"messages": [{"role": "user", "text": "x"}]}, "message 0 has role, text; expected role"),
+        ({"messages": [{"from": "user", "text": "x"}]}, "message 0 has from, text; expected role"),
         ({"conversations": [{"from": "bard", "value": "x"}]}, "message 0 is from 'bard'"),
         ({"conversations": [{"from": ["human"], "value": "x"}]}, "message 0 is from ['human']"),
         ({"prompt": "a"}, "it has prompt; expected"),

@@ -23,9 +23,8 @@ ROWS = random_rows(12, shortest=4)
 def _own_conversion_folder(tmp_path_factory, monkeypatch):
     folder = tmp_path_factory.mktemp("converted")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder)
-    datasets.disable_progress_bars()
-    yield
-    datasets.enable_progress_bars()
+    if not datasets.are_progress_bars_disabled():
+        datasets.disable_progress_bars()
 
 
 def write_stream(path, table):

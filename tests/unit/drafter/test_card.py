@@ -20,7 +20,7 @@ TRAINING = {
     "num_rows": 100,
     "held_out_rows": [1, 2, 3],
     "steps": 7,
-    "settings": {"lr": 6e-4, "schedule": "cosine", "gamma": None},
+    "settings": {"lr": 6e-4, "schedule": "cosine", "gamma": None, "epochs": 6, "steps": 7},
     "block_acceptance_length": 1.5,
     "slot_accuracy": [0.5, 0.25],
     "evaluation": {"acceptance_length": 1.4, "lossless": 1.0, "held_out": True},
@@ -52,6 +52,20 @@ def test_a_card_says_what_the_drafter_was_made_from():
         "| acceptance length, by decoding | 1.4 |",
     ):
         assert line in lines
+
+
+def test_epochs_are_no_setting_where_steps_are_given():
+    assert card().count("steps") == 1
+    assert "epochs" not in card()
+    by_epochs = TRAINING | {"settings": {"epochs": 6, "steps": None}}
+    assert "| `epochs` | 6 |" in card(training=by_epochs)
+
+
+def test_the_path_of_a_local_target_is_said_to_be_one_machines():
+    local = TRAINING | {"cache": TRAINING["cache"] | {"target": "/models/mine"}}
+    assert "# DFlash drafter for mine\n" in card(training=local)
+    assert "The target's path is that of the machine" in card(training=local)
+    assert "The target's path" not in card()
 
 
 def test_what_is_not_known_is_left_out():

@@ -46,6 +46,23 @@ def test_an_error_handler_does_not_take_an_interruption():
         careless()
 
 
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_where_python_cannot_raise_is_not_lost(number):
+    class Dying:
+        def __del__(self):
+            send(number)
+            threading.Event().wait(0.1)  # the signal arrives in here, where errors are ignored
+
+    def die_and_wait():
+        with stop_on_signals():
+            Dying()
+            Channel("c", 1).get()
+
+    with pytest.raises(Interrupted) as caught:
+        die_and_wait()
+    assert str(caught.value) == number.name
+
+
 @pytest.mark.parametrize("first", SIGNALS)
 @pytest.mark.parametrize("second", SIGNALS)
 def test_a_second_signal_does_not_tear_the_stop(first, second):
