@@ -28,7 +28,9 @@ COLUMNS = (*CHATS, "prompt", *RESPONSES, "text", "system", "tools", "id", "categ
 # transformers gives templates the first that is there as reasoning_content and as thinking.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
-_CONTENTS = {"content", "value", "tool_calls", *_REASONING}  # of a message
+# What a message says, and what it may have alone when it says nothing.
+_CONTENTS = {"content", "value", "tool_calls", *_REASONING}
+_BESIDE = {"role", "from", "name", "tool_call_id"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +110,13 @@ def _messages(given: Any) -> list[Message]:
 
 
 def _message(number: int, given: Mapping[str, Any]) -> Message:
-    if not given.keys() & _CONTENTS:
-        raise DataError(
-            f"message {number} has {', '.join(map(str, given))}; expected role and content, or "
-            "from and value"
-        )
     message = {key: value for key, value in given.items() if value is not None}
+    if not message.keys() & _CONTENTS and message.keys() - _BESIDE:
+        raise UnusableRowError(
+            "not_text",
+            f"message {number} has {', '.join(map(str, message))}; expected role and content, or "
+            "from and value",
+        )
     if "from" in message:
         speaker = message.pop("from")
         if not isinstance(speaker, str) or speaker not in _SPEAKERS:

@@ -68,12 +68,21 @@ def test_nulls_parts_and_arguments_become_what_templates_read():
         ({"prompt": "a", "response": None}, "empty"),
         ({"messages": None, "conversations": []}, "empty"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "not_text"),
+        ({"messages": [{"role": "user", "text": "x"}]}, "not_text"),
+        ({"messages": [{"from": "user", "text": "x", "value": None}]}, "not_text"),
+        ({"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}, "not_text"),
     ],
 )
 def test_rows_that_hold_nothing_are_left_out_by_reason(row, reason):
     with pytest.raises(UnusableRowError) as caught:
         parse_row(row, has_template=True)
     assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize("message", [{"role": "user", "content": None}, {"role": "user"}])
+def test_a_message_of_no_content_is_empty_in_every_kind_of_file(message):
+    """parquet leaves the null out."""
+    assert chat_of({"messages": [message]}).messages[0]["content"] == ""
 
 
 @pytest.mark.parametrize(
@@ -83,8 +92,6 @@ def test_rows_that_hold_nothing_are_left_out_by_reason(row, reason):
         ({}, "it has no columns"),
         ({"messages": "hello"}, "expected a list of objects"),
         ({"messages": [{"content": "x"}]}, "message 0 has no role; it has content"),
-        ({"messages": [{"role": "user", "text": "x"}]}, "message 0 has role, text; expected role"),
-        ({"messages": [{"from": "user", "text": "x"}]}, "message 0 has from, text; expected role"),
         ({"conversations": [{"from": "bard", "value": "x"}]}, "message 0 is from 'bard'"),
         ({"conversations": [{"from": ["human"], "value": "x"}]}, "message 0 is from ['human']"),
         ({"prompt": "a"}, "it has prompt; expected"),
