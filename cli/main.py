@@ -97,19 +97,19 @@ def _prepare_output() -> None:
 
 def main() -> None:
     """Run the command; errors of ours end with their message, not with a trace."""
+    again = "begins anew" if sys.argv[1:2] in _WITHOUT_STATE else "continues"
     try:
         _prepare_output()
         with stop_on_signals():
             app()  # leaves by SystemExit, with 0 or with 2 for a usage error
         code = 0
     except (DflashCacheError, OSError) as error:
-        remedy, code = "; mend this, and the same command continues", 1
+        remedy, code = f"; mend this, and the same command {again}", 1
         if isinstance(error, DflashCacheError):
             remedy, code = "", error.exit_code  # its message says what to do
         lines = [f"dflash-cache: {error}{remedy}", *getattr(error, "__notes__", ())]
         sys.stderr.write("\n  ".join(lines) + "\n")
     except Interrupted as stop:
-        again = "begins anew" if sys.argv[1:2] in _WITHOUT_STATE else "continues"
         sys.stderr.write(f"dflash-cache: stopped by {stop}; the same command {again}\n")
         code = stop.exit_code
     except StageStuckError as error:

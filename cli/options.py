@@ -3,7 +3,7 @@
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -11,7 +11,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import typer
 
 from dflash_cache.config import Config
-from dflash_cache.errors import DflashCacheError
+from dflash_cache.errors import ConfigError, DflashCacheError
 from dflash_cache.settings import (
     build,
     flag_of,
@@ -84,11 +84,23 @@ def _noting_the_file(file: Path | None, settings: Mapping[str, Any]) -> Iterator
 
 def _names(message: str, name: str, value: Any) -> bool:
     """Whether ``message`` is about that value, and does not only mention the flag."""
-    if message.startswith(f"{value} "):  # of what stands without a flag
-        return True
-    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-    given = rf"{flag_of(name)}(:| '?{re.escape(text)})"
-    return bool(re.search(rf"{given}|\b{name}: {re.escape(text)}\b", message))
+    texts = "|".join(map(re.escape, _spellings(value)))
+    if isinstance(value, str) and re.match(rf"({texts})[ :]", message):
+        return True  # of what stands without a flag
+    given = rf"{flag_of(name)}(:| '?({texts})(?!\w))"
+    return bool(re.search(rf"{given}|\b{name}: ({texts})(?!\w)", message))
+
+
+def _spellings(value: Any) -> Iterator[str]:
+    """As it stands in a file, and as the settings hold it."""
+    if isinstance(value, list):
+        yield ",".join(map(str, value))
+    for each in value if isinstance(value, list) else [value]:
+        yield str(each)
+        if isinstance(each, str):
+            yield str(Path(each))
+            with suppress(ConfigError):
+                yield str(ByteCount.parse("", each))
 
 
 def _output(flags: dict[str, Any]) -> Output:

@@ -70,9 +70,10 @@ def require_file_place(flag: str, path: Path) -> None:
         raise ConfigError(f"{flag} {path} is a folder; name a file in it")
     if path.exists() and not path.is_file():
         raise ConfigError(f"{flag} {path} is a device or a pipe; name a file")
-    if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+    parent = path.resolve().parent
+    if not (parent.is_dir() and os.access(parent, os.W_OK)):
         raise ConfigError(
-            f"{flag} {path}: {path.parent} is no folder that can be written to; name another file"
+            f"{flag} {path}: {parent} is no folder that can be written to; name another file"
         )
 
 

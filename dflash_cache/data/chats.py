@@ -111,7 +111,7 @@ def _messages(given: Any) -> list[Message]:
 
 def _message(number: int, given: Mapping[str, Any]) -> Message:
     message = {key: value for key, value in given.items() if value is not None}
-    if not message.keys() & _CONTENTS and message.keys() - _BESIDE:
+    if not given.keys() & _CONTENTS and message.keys() - _BESIDE:
         raise UnusableRowError(
             "not_text",
             f"message {number} has {', '.join(map(str, message))}; expected role and content, or "

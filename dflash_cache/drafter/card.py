@@ -161,7 +161,7 @@ def _serving(config: DrafterConfig, layout: str, target: str, name: str) -> str:
     mixed = len(set(config.layer_types)) > 1
     lines = ["## Serving", "", _NOT_RUN, "```bash"]
     lines += [vllm_command(config, target, f"./{name}"), "```", ""]
-    if not is_hub_id(target):
+    if "/" in target and not is_hub_id(target):
         lines += ["The target's path is that of the machine that extracted its states.", ""]
     if mixed:
         lines += ["vLLM needs `VLLM_USE_V2_MODEL_RUNNER=1` for layers of different kinds.", ""]

@@ -1,6 +1,7 @@
 """A drafter on disk, in the layout that z-lab's package, vLLM and SGLang load, or speculators'."""
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +25,10 @@ from .speculators import TARGET_WEIGHTS, is_speculators, to_speculators
 Layout = Literal["transformers", "speculators"]
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
+# What a process leaves that is killed as it writes one of these.
+_CUT_SHORT = re.compile(
+    r"\.(model\.safetensors|config\.json|training\.json|README\.md)\.[0-9a-f]{32}"
+)
 _COMPILED = "_orig_mod."  # what torch.compile puts into the names
 _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
@@ -53,7 +58,7 @@ def export_drafter(
         content = _config_json(config, training, layout, dtype)
         (fresh / CONFIG).write_text(_as_json(content), encoding="utf-8")
         shutil.copymode(fresh / CONFIG, fresh / WEIGHTS)  # safetensors lets nobody else read
-        for name, text in described(fresh, training, folder.name).items():
+        for name, text in described(fresh, training, folder.absolute().name).items():
             (fresh / name).write_text(text, encoding="utf-8")
         check_export(fresh, config)
         if place.exists():
@@ -66,8 +71,7 @@ def export_drafter(
 def _require_only_ours(folder: Path) -> None:
     ours = {WEIGHTS, CONFIG, TRAINING, CARD}
     there = {path.name for path in folder.iterdir()} if folder.exists() else set()
-    cut_short = tuple(f".{name}." for name in ours)  # of a process that was killed as it wrote
-    foreign = {name for name in there - ours if not name.startswith(cut_short)}
+    foreign = {name for name in there - ours if not _CUT_SHORT.fullmatch(name)}
     if foreign:
         raise DataError(f"{folder} holds other things ({', '.join(sorted(foreign))}); move them")
 

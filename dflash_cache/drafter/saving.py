@@ -14,6 +14,8 @@ def saving(path: Path) -> Iterator[None]:
     try:
         yield
     except (SafetensorError, RuntimeError) as error:
+        if "CUDA" in str(error):  # of the copy from a device
+            raise
         free_bytes = shutil.disk_usage(path.parent).free
         raise OSError(
             f"{path} cannot be written, with {free_bytes / 1e6:,.1f} MB free there: {error}"

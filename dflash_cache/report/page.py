@@ -36,7 +36,7 @@ def report(config: ReportConfig) -> dict[str, Any]:
     run = Run.load(config.run)
     page = (config.out or config.run / PAGE).absolute()
     require_file_place("--out", page)
-    if page.exists() and page.suffix != PAGE_SUFFIX:
+    if page.exists() and page.resolve().suffix != PAGE_SUFFIX:
         raise ConfigError(f"--out {page} exists and is no page; name a {PAGE_SUFFIX} file")
     content = render(run).encode()
     write_atomically(page, content)

@@ -58,12 +58,13 @@ FIGURES = (
 
 def evaluation_file(config: EvaluateConfig) -> Path | None:
     """Where the report is kept: as told, else in the run folder of the only drafter."""
-    if config.out is None:
-        return _file_of_run(config.drafter)
-    if config.out.is_file() and _fault(_content(config.out)):
-        raise ConfigError(f"--out {config.out} exists and is no evaluation; name another file")
-    require_file_place("--out", config.out)
-    return config.out
+    out = config.out or _file_of_run(config.drafter)
+    if out is None:
+        return None
+    if config.out and out.is_file() and _fault(_content(out)):
+        raise ConfigError(f"--out {out} exists and is no evaluation; name another file")
+    require_file_place("--out", out)
+    return out
 
 
 def keep_evaluation(
@@ -79,8 +80,9 @@ def keep_evaluation(
     # Meanwhile another drafter may have taken its place, which these figures are not of.
     if drafter.training and load_training(drafter.folder) == drafter.training:
         training = {**drafter.training, "evaluation": _figures(report)}
-        for name, text in described(drafter.folder, training, drafter.folder.name).items():
-            write_atomically(drafter.folder / name, text.encode())
+        name = drafter.folder.absolute().name
+        for file, text in described(drafter.folder, training, name).items():
+            write_atomically(drafter.folder / file, text.encode())
 
 
 def load_evaluation(run: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def export(config: ExportConfig) -> dict[str, Any]:
     Returns the report: export, format, dtype, step, parameters, bytes.
     """
     out, run = config.out.resolve(), config.run.resolve()
-    if out == run or out.is_relative_to(run / CHECKPOINTS):
+    if out == run or out.is_relative_to((run / CHECKPOINTS).resolve()):
         raise ConfigError(f"--out {config.out}: the run is there; name another folder")
     record = _run_record(config.run)
     state, weights = load_checkpoint(config.run / CHECKPOINTS, config.step)
@@ -60,7 +60,10 @@ def _run_record(run: Path) -> dict[str, Any]:
 def _figures(run: Path, state: TrainingState) -> dict[str, Any]:
     """What is known of the drafter at ``state.step``, and no figure of another step."""
     figures: dict[str, Any] = {"steps": state.step}
-    finished = load_training(run / EXPORT)
+    try:
+        finished = load_training(run / EXPORT)
+    except DataError:  # cut or altered: its figures are not known
+        finished = {}
     if "held_out_content" in finished:  # the same rows at every step
         figures["held_out_content"] = finished["held_out_content"]
     if finished.get("steps") == state.step:

@@ -13,7 +13,9 @@ from dflash_cache.config import EvaluateConfig
 from dflash_cache.data import Survey, TokenRows, find_rows, survey
 from dflash_cache.drafter.config import DrafterConfig
 from dflash_cache.drafter.export import load_training
-from dflash_cache.errors import ConfigError
+from dflash_cache.errors import ConfigError, DataError
+from dflash_cache.run_files import TRAINING
+from dflash_cache.shapes import misfit
 from dflash_cache.types import Int64Array, RowContent
 
 NO_CATEGORY = "(none)"
@@ -29,7 +31,10 @@ class DrafterFolder:
 
     @classmethod
     def load(cls, folder: Path) -> "DrafterFolder":
-        return cls(folder=folder, config=DrafterConfig.load(folder), training=load_training(folder))
+        training = load_training(folder)
+        if training and (fault := misfit(training, {"cache": dict, "held_out_rows": [int]})):
+            raise DataError(f"{folder / TRAINING} is damaged: {fault}. Export the drafter again")
+        return cls(folder=folder, config=DrafterConfig.load(folder), training=training)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -170,6 +170,18 @@ def test_a_damaged_record_of_a_drafter_is_named(trained, tmp_path, content):
     (tmp_path / "out" / "training.json").write_text(content)
     with pytest.raises(DataError, match=r"training\.json is damaged: .*Export the drafter again"):
         load_training(tmp_path / "out")
+    shutil.copytree(trained / "run", tmp_path / "run")
+    (tmp_path / "run" / "export" / "training.json").write_text(content)
+    export(export_config(tmp_path, tmp_path / "run" / "export"))  # as it says
+    assert load_training(tmp_path / "run" / "export")["steps"] == 4
+
+
+def test_a_record_that_does_not_say_the_held_out_rows_evaluates_nothing(trained, tmp_path):
+    export(export_config(trained, tmp_path / "out"))
+    (tmp_path / "out" / "training.json").write_text('{"steps": 3}')
+    config = EvaluateConfig(target="t", drafter=(tmp_path / "out",), data=demo.DATA)
+    with pytest.raises(DataError, match=r"training\.json is damaged: it has no cache"):
+        evaluate(config)
 
 
 def test_a_line_of_metrics_that_is_no_step_is_passed_over(trained, tmp_path):
@@ -185,6 +197,9 @@ def test_what_a_killed_writer_left_in_an_export_is_no_other_thing(trained, tmp_p
     (tmp_path / "out" / f".README.md.{'0' * 32}").write_text("cut sho")
     export(export_config(trained, tmp_path / "out"))
     assert not list((tmp_path / "out").glob(".*"))
+    (tmp_path / "out" / ".README.md.swp").write_text("an editor's")
+    with pytest.raises(DataError, match=r"holds other things \(\.README\.md\.swp\); move them"):
+        export(export_config(trained, tmp_path / "out"))
 
 
 def test_a_step_that_was_measured_and_not_logged_is_exported_without_its_batch(trained, tmp_path):

@@ -43,13 +43,16 @@ class Processes:
         finally:
             self.stop()
 
+    def ended(self) -> bool:
+        return any(process.poll() is not None for process in self._started)
+
     def said(self) -> str:
         self._said.seek(0)
         return self._said.read()
 
     def stop(self) -> None:
         self._said.close()
-        pids = {process.pid for process in self._started}
+        pids = {process.pid for process in self._started if process.poll() is None}
         with ending(pids.union(*map(descendants, pids))):
             pass
         for process in self._started:
@@ -77,7 +80,7 @@ class RayCluster:
         self._head = Processes([[self._program, *words]], self._environment)
         deadline = time.monotonic() + PATIENCE_S
         while not self._is_up():
-            if time.monotonic() > deadline:
+            if self._head.ended() or time.monotonic() > deadline:
                 said = self._head.said()
                 self.stop()
                 raise TimeoutError(f"the cluster did not start: {said}")
@@ -86,6 +89,7 @@ class RayCluster:
         asked = subprocess.run(
             [self._program, "status"],
             env=os.environ | self._environment, capture_output=True, check=False,
+            timeout=PATIENCE_S,
         )  # fmt: skip
         return asked.returncode == 0
 

@@ -269,12 +269,21 @@ def test_an_error_of_the_run_names_the_file_too(toml):
         ("--lr: the number has more than 63 bits", "lr"),
         ("these settings are not those that made:\n  lr: 0.5, expected 0.25", "lr"),
         ("--target-layers 1,9: no such layer", "target-layers"),
+        ("--data x does not exist", "data"),
+        ("--max-disk 2000000000: the cache needs more", "max-disk"),
+        ("--drafter b is for a target of 3 layers", "drafter"),
+        ("runs is no run: it has no run.json", "out"),
         ("start anew with another --out", None),
         ("with --overlap training needs memory", None),
+        ("--out runs2: the cache is there", None),
+        ("5 rows of d are left out", None),
     ],
 )
 def test_the_file_is_named_for_values_that_an_error_is_about(message, noted):
-    settings = {"lr": 0.5, "out": "o", "overlap": True, "target_layers": [1, 9]}
+    settings = {
+        "lr": 0.5, "out": "runs", "overlap": True, "target_layers": [1, 9], "data": "./x",
+        "max_disk": "2GB", "drafter": ["a", "b"], "limit": 5,
+    }  # fmt: skip
     error = CacheMismatchError(message)
     with pytest.raises(CacheMismatchError), _noting_the_file(Path("a.toml"), settings):
         raise error

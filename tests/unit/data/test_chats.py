@@ -69,7 +69,7 @@ def test_nulls_parts_and_arguments_become_what_templates_read():
         ({"messages": None, "conversations": []}, "empty"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "not_text"),
         ({"messages": [{"role": "user", "text": "x"}]}, "not_text"),
-        ({"messages": [{"from": "user", "text": "x", "value": None}]}, "not_text"),
+        ({"messages": [{"from": "user", "text": "x"}]}, "not_text"),
         ({"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}, "not_text"),
     ],
 )
@@ -79,7 +79,9 @@ def test_rows_that_hold_nothing_are_left_out_by_reason(row, reason):
     assert caught.value.reason == reason
 
 
-@pytest.mark.parametrize("message", [{"role": "user", "content": None}, {"role": "user"}])
+@pytest.mark.parametrize(
+    "message", [{"role": "user", "content": None, "weight": 0}, {"role": "user"}]
+)
 def test_a_message_of_no_content_is_empty_in_every_kind_of_file(message):
     """parquet leaves the null out."""
     assert chat_of({"messages": [message]}).messages[0]["content"] == ""

@@ -72,6 +72,7 @@ def test_what_is_not_known_is_left_out():
     text = card(training={})
     assert "None" not in text
     assert "## Data" not in text
+    assert "The target's path" not in text
     assert "base_model" not in text
     assert "base_model" not in card(training={"cache": {"target": "/models/org"}})
 

@@ -61,6 +61,7 @@ def test_a_signal_where_python_cannot_raise_is_not_lost(number):
     with pytest.raises(Interrupted) as caught:
         die_and_wait()
     assert str(caught.value) == number.name
+    until(lambda: not any(isinstance(each, threading.Timer) for each in threading.enumerate()))
 
 
 @pytest.mark.parametrize("first", SIGNALS)
