@@ -63,7 +63,7 @@ def stages_tables(phase: str, stages: Mapping[str, Mapping[str, float]]) -> list
     if not stages:
         return []
     table = Table(
-        title=f"Stages of {phase} since this start, seconds of all their threads",
+        title=f"Stages of {phase} since this start, thread seconds",
         title_justify="left",
     )
     for heading in ("stage", "busy", "starved (no input)", "blocked (no room)"):
@@ -79,7 +79,7 @@ def channels_tables(phase: str, channels: Mapping[str, Mapping[str, float]]) -> 
     if not channels:
         return []
     table = Table(
-        title=f"Channels of {phase} since this start, what they held when read",
+        title=f"Channels of {phase}, what they held when read",
         title_justify="left",
     )
     for heading in ("channel", "mean", "at most"):

@@ -1,6 +1,8 @@
 """Reports in a reader's words."""
 
 from collections.abc import Mapping
+from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from rich.markup import escape
@@ -93,14 +95,17 @@ def train_tables(report: Report) -> list[Table]:
         "teacher-forced)",
         "accuracy by slot": " ".join(f"{share:.2f}" for share in report["slot_accuracy"]),
         "time since this start": _time(report),
-        "waiting for data": f"{report['waiting_share']:.1%} of that time",
         "drafter": escape(report["export"]),
     }
+    if report["stages"]:
+        rows["waiting for data"] = f"{report['waiting_share']:.1%} of that time"
     if slow := report["slow_stage"]:
         words = f"{slow}: training waits for it. {REMEDIES.get(slow, '')}".strip()
         rows["critical stage"] = words
     elif report["critical_stage"]:
         rows["critical stage"] = "train: as it should be. Only a faster --device would help"
+    run = escape(quote(str(Path(report["export"]).parent)))
+    rows["next"] = f"dflash-cache report {run}, one page; evaluate measures it by decoding"
     return [
         figures_table("Trained", rows),
         *stages_tables("training", report["stages"]),
@@ -139,10 +144,11 @@ def _decoded_table(report: Report, drafters: Report) -> Table:
     table.add_column("speed-up, here", justify="right")
     table.add_column("what it means")
     table.add_row("nothing", "1.00", "1.00", "the target alone, a token a pass")
-    meaning = "tokens that one pass of the target yields"
+    meaning = "tokens that one pass of the target yields"  # said once
     for name, figures in drafters.items():
         speedup = f"{figures['speedup']:.2f}"
         table.add_row(escape(name), f"{figures['acceptance_length']:.2f}", speedup, meaning)
+        meaning = ""
         if "untrained" in figures:
             length = f"{figures['untrained']['acceptance_length']:.2f}"
             table.add_row("untrained", length, "", "a drafter of that shape before training")
@@ -193,7 +199,8 @@ def _example_tables(drafters: Report) -> list[Table]:
 
 
 def _pieces(pieces: list[Report]) -> str:
-    return escape("".join(map(shown_piece, pieces)))
+    shown = "".join(map(shown_piece, pieces))
+    return escape(shown if shown.strip(" ") else "␣" * len(shown))  # else nothing would be seen
 
 
 def _checks(report: Report, drafters: Report) -> dict[str, str]:
@@ -206,7 +213,7 @@ def _checks(report: Report, drafters: Report) -> dict[str, str]:
                 widest = max(each["gap"] for each in figures["mismatches"])
                 share += f"; widest top-2 logit gap where one differs: {widest:.4f}"
             rows[escape(f"lossless{of}")] = share
-        rows[escape(f"tokens{of}")] = f"{figures['tokens']:,}"
+        rows[escape(f"tokens written{of}")] = f"{figures['tokens']:,}"
         if figures["acceptance_length"] <= report["prompt_lookup"]["acceptance_length"]:
             rows[escape(f"no gain{of}")] = (
                 "no more tokens a pass than prompt lookup; see docs/how-to/troubleshooting.md, "

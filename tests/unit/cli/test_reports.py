@@ -79,7 +79,8 @@ def test_one_example_of_a_drafter_is_shown_with_a_column_for_what_became_of_draf
     drafts = [{"id": 2, "text": " list"}, {"id": 3, "text": " [red]is"}, {"id": 4}]
     block = {"drafts": drafts, "accepted": 1, "target_token": {"id": 5, "bytes": "e4"}}
     last = {"drafts": drafts[:1], "accepted": 1, "target_token": None}
-    first = {"prompt": 3, "first_token": {"id": 9, "text": "A\n"}, "blocks": [block, last]}
+    blank = {"drafts": [], "accepted": 0, "target_token": {"id": 6, "text": "  "}}
+    first = {"prompt": 3, "first_token": {"id": 9, "text": "A\n"}, "blocks": [block, blank, last]}
     text = shown(figures(3.5, examples=[first, first | {"prompt": 8}]) | SHARED)
     assert "Prompt 3, its first blocks" in text
     assert "Prompt 8" not in text
@@ -87,6 +88,7 @@ def test_one_example_of_a_drafter_is_shown_with_a_column_for_what_became_of_draf
     cells = [[cell.strip() for cell in row[1:-1]] for row in rows if len(row) == 6]
     assert ["", "", "A↵", ""] in cells
     assert ["1 of 3", "list", "«e4»", "[red]is#4"] in cells
+    assert ["0 of 0", "", "␣␣", ""] in cells  # else it would not be seen
     assert ["1 of 1", "list", "", ""] in cells
 
 
@@ -100,6 +102,8 @@ def test_sampling_shows_the_temperature_and_no_share():
 
 def test_a_finished_run_says_that_nothing_was_left_to_do():
     assert "nothing was left to do" in shown(TRAINED, train_tables)
+    assert "waiting for data" not in shown(TRAINED, train_tables)
+    assert "dflash-cache report run," in shown(TRAINED, train_tables)
     busy = {"train": {"busy_s": 0.1, "starved_s": 0.0, "blocked_s": 0.0}}
     assert "0.2 s" in shown(TRAINED | {"stages": busy}, train_tables)
 
