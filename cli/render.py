@@ -82,7 +82,7 @@ def channels_tables(phase: str, channels: Mapping[str, Mapping[str, float]]) -> 
         title=f"Channels of {phase}, what they held when read",
         title_justify="left",
     )
-    for heading in ("channel", "mean", "at most"):
+    for heading in ("channel", "mean", "room for"):
         table.add_column(heading, justify="left" if heading == "channel" else "right")
     for name, figures in sorted(channels.items()):
         depth, capacity = round(figures["depth"], 1), int(figures["capacity"])

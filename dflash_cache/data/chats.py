@@ -124,8 +124,10 @@ def _message(number: int, given: Mapping[str, Any]) -> Message:
                 f"message {number} is from {speaker!r}, expected one of {', '.join(_SPEAKERS)}"
             )
         message = {"role": _SPEAKERS[speaker], "content": message.pop("value", ""), **message}
-    if not isinstance(message.get("role"), str):
+    role = message.get("role")
+    if not isinstance(role, str):
         raise DataError(f"message {number} has no role; it has {', '.join(map(str, given))}")
+    message["role"] = _SPEAKERS.get(role, role)
     # Some templates look at the content without asking whether it is there.
     message["content"] = _content(number, message.get("content", ""))
     if isinstance(message.get("tool_calls"), list):

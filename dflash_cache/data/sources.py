@@ -12,6 +12,7 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dflash_cache.cache import file_fingerprint
 from dflash_cache.errors import ConfigError, DataError
 
 from .chats import COLUMNS
@@ -53,9 +54,8 @@ class ChatFiles:
         return sum(file.stat().st_size for file in self.files)
 
     def stamps(self) -> list[list[str | int]]:
-        """Name, size and time of each file: another content shows without a look into it."""
-        stats = [(file, file.stat()) for file in self.files]
-        return [[file.name, stat.st_size, stat.st_mtime_ns] for file, stat in stats]
+        """Size and digest of each file, whatever it is called and wherever it lies."""
+        return [list(file_fingerprint(file)) for file in self.files]
 
     def rows(self) -> Iterator[tuple[Row, int]]:
         """Each row, and how many bytes of the files are read by then."""
@@ -88,8 +88,11 @@ def _lines(file: Path) -> Iterator[tuple[Any, int]]:
                 try:
                     row = json.loads(line)
                 except (ValueError, RecursionError) as error:  # no UTF-8 is one too
+                    said = str(error)
+                    if isinstance(error, json.JSONDecodeError):  # which counts lines within this one
+                        said = f"{error.msg}, column {error.pos + 1}"
                     raise DataError(
-                        f"{file}, line {number} is no JSON: {error}. Mend or remove the line"
+                        f"{file}, line {number} is no JSON: {said}. Mend or remove the line"
                     ) from error
                 yield row, done
 

@@ -18,7 +18,7 @@ def length_figures(lengths: Int64Array) -> dict[str, Any] | None:
     ]
     return {
         "shortest": int(lengths.min()),
-        "median": int(np.median(lengths)),
+        "median": int(np.quantile(lengths, 0.5, method="inverted_cdf")),
         "longest": int(lengths.max()),
         "histogram": histogram,
     }

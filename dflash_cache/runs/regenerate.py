@@ -24,7 +24,7 @@ from .journal import Journal
 from .progress import OnProgress, Progress, ignore
 
 # What may change between two starts without changing whose answers are written.
-_FREE = {"out", "server", "device", "concurrency", "timeout", "retries", "on_refused"}
+_FREE = {"data", "out", "server", "device", "concurrency", "timeout", "retries", "on_refused"}
 _READ = tuple[int, Row, int]  # a row's number, the row, the bytes of the files read by then
 
 

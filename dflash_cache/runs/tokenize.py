@@ -29,7 +29,7 @@ BATCH_ROWS = 256
 MOST_WORKERS = 16
 WORKER_BYTES = 32_000_000  # of the files; for less the start of a process costs more than it gives
 # What may change between two starts without changing a token.
-_FREE = {"workers", "out"}
+_FREE = {"chats", "workers", "out"}
 
 
 def tokenize(config: TokenizeConfig, on_progress: OnProgress = ignore) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Chats answered anew by a served target, and by one that runs here."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -195,7 +196,8 @@ def test_a_begun_file_goes_on_with_the_same_settings_alone(config):
     with pytest.raises(CacheCorruptError, match=r"journal, byte 0: .* delete the line"):
         chats_again(config)
     journal.write_bytes(whole + whole[:20])  # as a crash leaves it
-    report, found = chats_again(config, on_refused="drop")
+    moved = shutil.copy(config.data, config.data.with_name("copied.jsonl"))  # at another time
+    report, found = chats_again(config, data=moved, on_refused="drop")
     assert report["resumed"] == 1
     assert found == [{"messages": answered(user("one"))}]
     again, _ = chats_again(config, on_refused="drop")

@@ -1,6 +1,7 @@
 """From files of chats to the tokens that an extraction reads."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import datasets
@@ -161,6 +162,8 @@ def test_the_same_command_again_does_nothing_and_another_is_refused(config, monk
     report = tokenize(config)
     monkeypatch.setattr(run, "_write", None)
     assert tokenize(replace(config, workers=2)) == report
+    moved = shutil.copy(config.chats, config.chats.with_name("copied.jsonl"))  # at another time
+    assert tokenize(replace(config, chats=moved)) == report
     with pytest.raises(CacheMismatchError, match=r"--max-seq-len 9, made with None"):
         tokenize(replace(config, max_seq_len=9))
     save_chats(config.chats, ROWS[:3])

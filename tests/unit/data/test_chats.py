@@ -22,6 +22,11 @@ def test_sharegpt_speakers_become_roles():
     assert roles == [("system", "s"), ("user", "q"), ("assistant", "a"), ("tool", "t")]
 
 
+def test_sharegpt_speakers_may_be_roles():
+    said = [{"role": "human", "content": "a"}, {"role": "gpt", "content": "b"}]
+    assert [each["role"] for each in chat_of({"messages": said}).messages] == ["user", "assistant"]
+
+
 def test_a_column_of_system_words_comes_first():
     row = {"conversations": [{"from": "human", "value": "q"}], "system": "s"}
     assert chat_of(row).messages[0] == {"role": "system", "content": "s"}

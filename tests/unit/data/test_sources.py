@@ -70,7 +70,7 @@ def test_nulls_in_json_stay(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.jsonl", '{"a": 1}\n\n{"a": \n', "line 3 is no JSON"),
+        ("a.jsonl", '{"a": 1}\n\n{"a": \n', "line 3 is no JSON: Expecting value, column 8"),
         ("a.jsonl", '{"a": 1}\n[1, 2]\n', "'[1, 2]' where a row is expected"),
         ("a.json", '[{"a": 1}, {"a"', "item 1 is no JSON"),
         ("a.json", '[{"a": 1}', "item 1 is no JSON: expected , or ], found the end"),
