@@ -1,8 +1,11 @@
 """Flags from configuration classes: every field of a configuration is an option."""
 
+import errno
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+import shutil
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -12,6 +15,7 @@ import typer
 
 from dflash_cache.config import Config
 from dflash_cache.errors import ConfigError, DflashCacheError
+from dflash_cache.runs.shown import shown_bytes
 from dflash_cache.settings import (
     build,
     flag_of,
@@ -20,12 +24,14 @@ from dflash_cache.settings import (
     load_toml,
     options_of,
     to_toml,
+    value_of,
 )
 from dflash_cache.sizes import ByteCount
 
 from .output import Output
 
 Run = Callable[[Any, Output], None]
+_WRITTEN = ("cache", "out", "into")  # settings that name what a command writes
 
 
 def with_options(
@@ -52,10 +58,10 @@ def with_options(
             given |= {name: _parse_list(name, given[name], hints[name]) for name in given}
             from_file = load_toml(file, config_type, whole) if file else {}
             below = preset(from_file | given) if preset else {}
-            in_file = {name: value for name, value in from_file.items() if name not in given}
-            with output.logging(), _noting_the_file(file, in_file):
+            with output.logging(), _noting_the_file(file, from_file, given):
                 config = build(config_type, below, from_file, given)
-                typer.echo(to_toml(config), nl=False) if printed else run(config, output)
+                show = _printing if printed else _noting_free_space(run)
+                show(config, output)
 
         hints = {item.name: hint for item, hint in options_of(config_type)}
         parameters = _parameters(config_type, all_preset=preset is not None)
@@ -71,12 +77,18 @@ def with_options(
 
 
 @contextmanager
-def _noting_the_file(file: Path | None, settings: Mapping[str, Any]) -> Iterator[None]:
-    """Add to an error which of the values that it names, of ``settings``, stand in ``file``."""
+def _noting_the_file(
+    file: Path | None, settings: Mapping[str, Any], given: Collection[str] = ()
+) -> Iterator[None]:
+    """Add to an error which of the values that it names, of ``settings``, stand in ``file``.
+
+    Those that are ``given`` as flags do not.
+    """
     try:
         yield
     except DflashCacheError as error:
-        named = [key_of(name) for name in settings if _names(str(error), name, settings[name])]
+        in_force = [name for name in settings if name not in given]
+        named = [key_of(name) for name in in_force if _names(str(error), name, settings[name])]
         if named:
             error.add_note(f"{', '.join(named)}: as set in {file}")
         raise
@@ -101,6 +113,37 @@ def _spellings(value: Any) -> Iterator[str]:
             yield str(Path(each))
             with suppress(ConfigError):
                 yield str(ByteCount.parse("", each))
+
+
+def _printing(config: Any, _output: Output) -> None:
+    typer.echo(to_toml(config), nl=False)
+
+
+def _noting_free_space(run: Run) -> Run:
+    """Let an error of a full disk, which may not say which, come with how full those are."""
+
+    def noting(config: Any, output: Output) -> None:
+        try:
+            run(config, output)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                for flag, folder in _places(config):
+                    free = shown_bytes(shutil.disk_usage(folder).free)
+                    error.add_note(f"{flag}: {free} free on the disk of {folder}")
+            raise
+
+    return noting
+
+
+def _places(config: Any) -> Iterator[tuple[str, Path]]:
+    """Flags of what is written, and the folders in which that is."""
+    for item, _ in options_of(type(config)):
+        if item.name in _WRITTEN and (place := value_of(config, item.name)) is not None:
+            if "://" in str(place):
+                yield "TMPDIR", Path(tempfile.gettempdir())
+            else:
+                parents = (Path(place), *Path(place).absolute().parents)
+                yield flag_of(item.name), next(each for each in parents if each.is_dir())
 
 
 def _output(flags: dict[str, Any]) -> Output:

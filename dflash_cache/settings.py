@@ -220,7 +220,7 @@ def to_toml(config: Any) -> str:
     """The resolved configuration as ``load_toml`` reads it; what is not set is a comment."""
     lines = []
     for item, _ in options_of(type(config)):
-        value = _value_of(config, item.name)
+        value = value_of(config, item.name)
         lines.append(
             f"# {key_of(item.name)} is not set{_meaning_of_none(item)}"
             if value in (None, (), "")
@@ -235,7 +235,7 @@ def _meaning_of_none(item: Field[Any]) -> str:
     return found[0] if found else ""
 
 
-def _value_of(config: Any, name: str) -> Any:
+def value_of(config: Any, name: str) -> Any:
     """Of a field of ``config``, or of the first of its parts that has it."""
     if hasattr(config, name) and not is_dataclass(getattr(config, name)):
         return getattr(config, name)

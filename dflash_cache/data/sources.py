@@ -89,7 +89,9 @@ def _lines(file: Path) -> Iterator[tuple[Any, int]]:
                     row = json.loads(line)
                 except (ValueError, RecursionError) as error:  # no UTF-8 is one too
                     said = str(error)
-                    if isinstance(error, json.JSONDecodeError):  # which counts lines within this one
+                    if isinstance(
+                        error, json.JSONDecodeError
+                    ):  # which counts lines within this one
                         said = f"{error.msg}, column {error.pos + 1}"
                     raise DataError(
                         f"{file}, line {number} is no JSON: {said}. Mend or remove the line"

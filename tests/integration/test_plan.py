@@ -1,6 +1,7 @@
 """Sizes before any work, and disks that are too small."""
 
 import errno
+import re
 import shutil
 
 import numpy as np
@@ -17,6 +18,7 @@ from dflash_cache.runs.plan import plan
 from dflash_cache.runs.preparation import prepare
 from dflash_cache.runs.probe import spread_batches
 from tests.support.mounts import remount, small_disk
+from tests.support.refusals import run
 from tests.support.runs import extract_config
 
 
@@ -67,6 +69,21 @@ def disk(tmp_path):
     """Of 20 MB, smaller than the cache."""
     with small_disk(tmp_path / "disk", size="20m") as folder:
         yield folder
+
+
+def test_a_disk_that_fills_up_is_told_with_its_flag_and_its_room(disk, monkeypatch):
+    monkeypatch.setattr(LocalStorage, "free_bytes", lambda storage: 1 << 40)
+    code, message = run(
+        f"extract --data {demo.DATA} --target TARGET --cache {disk}/cache --limit 40 "
+        "--segment-tokens 1024 --batch-tokens 1024 --quiet"
+    )
+    assert code == 1
+    assert re.fullmatch(
+        r"dflash-cache: \[Errno 28\] No space left on device; mend this, and the same command "
+        rf"continues\nraised in stage 'write' of pipeline 'extract'\n"
+        rf"--cache: \d+\.\d MB free on the disk of {disk}/cache",
+        message,
+    )
 
 
 def test_a_disk_that_fills_up_ends_the_run_and_space_lets_it_go_on(disk, monkeypatch):

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dflash_cache import demo
+from dflash_cache.cache.local import LocalStorage
 from dflash_cache.cli.main import main
 
 PAGE = Path(__file__).parents[2] / "docs/reference/refusals.md"
@@ -82,6 +83,7 @@ COMMANDS: tuple[tuple[str, str], ...] = (
     ("A setting in a file that is none", "extract --config wrong-key.toml"),
     ("A settings file that is no TOML", "extract --config broken.toml"),
 )
+FULL_DISK = ("A disk with too little room", f"{GOOD_EXTRACT} c")  # there 1 MB is free
 
 
 def write_files(folder: Path) -> None:
@@ -139,6 +141,8 @@ def refusals() -> list[tuple[str, str, int, str]]:
             found.append((title, command, *run(command)))
             if Path("c").exists():
                 raise RuntimeError(f"{command} was refused and left a cache")
+        with mock.patch.object(LocalStorage, "free_bytes", return_value=1_000_000):
+            found.append((*FULL_DISK, *run(FULL_DISK[1])))
     return found
 
 
